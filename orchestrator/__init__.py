@@ -1,0 +1,1 @@
+"""What decides: queues, admits, places and revives jobs. Never imports torch."""

@@ -1,0 +1,1 @@
+"""What trains: one driver per job, an agent per Ray Train worker, a rank process per agent."""

@@ -1,0 +1,57 @@
+"""What is handed down: orchestrator -> driver (`LaunchRequest`), driver -> agent (`RoundOrder`), agent -> rank (`RankOrder`)."""
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from workers.contract.base import Message
+from workers.contract.config import TrainingConfig
+from workers.contract.restart import Counters
+
+LAUNCH_ENV: Final = "SHARDYARD_LAUNCH_REQUEST"  # the LaunchRequest as JSON, in the Ray job's environment
+REPORT_TOKEN_ENV: Final = "SHARDYARD_REPORT_TOKEN"  # noqa: S105 -- a name; the token is report-only and dies with the generation
+DEFAULT_LEASE_SECONDS: Final = 15.0
+
+
+class LaunchRequest(Message):
+    """One generation: everything its driver needs to know. Holds no secret."""
+
+    job_id: str
+    name: str
+    generation: int
+    world_size: int
+    gpus_per_worker: int  # resolved: `auto` ends here
+    config: TrainingConfig
+    run_dir: str  # absolute; the same storage on every node
+    counters: Counters
+    version: str  # of shardyard: nodes that run another one refuse
+    report_url: str | None = None  # base URL of the orchestrator; None: nobody listens, files only
+    lease_seconds: float = DEFAULT_LEASE_SECONDS
+    placement_seconds: float = 120.0  # not placed within: the grant goes back
+    wait_seconds: float = 0.0  # before the first attempt: what is left of an earlier generation's lease
+    resume_from: str | None = None  # a checkpoint name in this run directory; None: the newest published
+
+
+class RoundOrder(Message):
+    """One rendezvous, the same for all agents of an attempt."""
+
+    attempt: int
+    round: int
+    nonce: str  # 8 hex digits, shared by all ranks: part of the names of checkpoints
+    resume_from: str | None  # chosen once by the driver; None: from step 0
+    store_address: str  # host:port of the rendezvous store, which outlives rounds
+    action: Literal["run", "stop"] = "run"
+
+
+class RankOrder(Message):
+    """Everything a forked rank needs: pure data, so that it can be started by hand in a test."""
+
+    request: LaunchRequest
+    round: RoundOrder
+    rank: int
+    world_size: int
+    local_rank: int
+    node: str
+    device: str  # "cpu" or "cuda:<index>"
+    network_interface: str
+    environment: Mapping[str, str] = {}
+    sys_path: tuple[str, ...] = ()  # put before the package's own: the user's working_dir
