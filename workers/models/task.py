@@ -1,0 +1,70 @@
+"""`Task`: all that the loop and the engines know of a model family, and all that your own training code has to bring.
+
+Write one for `model: {kind: task, target: "my_package.my_module:make_task", args: {...}}`: any object with these five
+methods, returned by the callable that `target` names. It needs no import of ours and no base class:
+
+    class Regression:
+        def build(self) -> nn.Module: return nn.Linear(8, 1)
+        def blocks(self, module) -> Sequence[nn.Module]: return ()
+        def loss_sum(self, module, batch) -> Tensor: return (module(batch["x"]) - batch["y"]).square().sum()
+        def num_tokens(self, batch) -> int: return len(batch["x"])
+        def dataset(self, cache_dir) -> Dataset: return MyRows()
+
+The loss of a step is the sum of `loss_sum` over all ranks and micro-batches, divided by the sum of `num_tokens`. So it
+does not depend on how the global batch was cut. Sharding, precision, checkpoints and restarts are the engines' affair.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from workers.data.dataset import Batch, Dataset
+from workers.errors import ConfigError
+
+__all__ = ["Batch", "Dataset", "Task", "TaskError"]
+
+
+class TaskError(ConfigError):
+    """`model.target` names nothing that fulfils `Task`: says what was looked for and what was found."""
+
+
+@runtime_checkable
+class Task(Protocol):
+    """One kind of model with its loss and its data. Every rank makes its own from the same job file."""
+
+    def build(self) -> nn.Module:
+        """Build the module and fill every parameter and buffer, in fp32.
+
+        Every rank calls it, on the CPU, with torch's default generator seeded alike: draw from that one only, and all
+        ranks start from equal weights at any world size. Not collective.
+        """
+        ...
+
+    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
+        """Return the submodules that are sharded and recomputed as a unit, in forward order; () for the root alone.
+
+        `module` is what `build` returned, not wrapped yet.
+        """
+        ...
+
+    def loss_sum(self, module: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the loss *summed* over the batch's counted tokens: 0-dim, fp32, differentiable.
+
+        Call `module(...)` itself, once: engines hang their work on its forward, so a call of one of its submodules or
+        methods would see shards. `module` may be wrapped; `batch` lies on the module's device.
+        """
+        ...
+
+    def num_tokens(self, batch: Batch) -> int:
+        """Return how many terms `loss_sum` adds up for this batch (0 is allowed). `batch` still lies on the CPU."""
+        ...
+
+    def dataset(self, cache_dir: Path) -> Dataset:
+        """Open the samples. `cache_dir` is a directory that the ranks of a node share: what is prepared once goes there.
+
+        Every rank calls it, several at once, and again after each restart; all must get the same `digest`.
+        """
+        ...
