@@ -33,13 +33,14 @@ from orchestrator.api.views import (
     SubmitBody,
     ValidView,
 )
+from orchestrator.errors import OrchestratorError
 from workers.contract.base import Message
 
 Answer = TypeVar("Answer", bound=Message)
 TIMEOUT_SECONDS: Final = 30.0
 
 
-class ClientError(Exception):
+class ClientError(OrchestratorError):
     """Root of what a call may raise; its text is one sentence for a person."""
 
 
@@ -172,7 +173,7 @@ class Client:
     ) -> JobView:
         """Return the job once it has ended, or `until(job)` holds; as it is after `timeout_seconds` (None: never)."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        after = 0
+        after = -1
         while True:
             view = self.job(job)
             if view.is_terminal or (until is not None and until(view)):
@@ -184,7 +185,7 @@ class Client:
 
     # ---- what a job tells
 
-    def events(self, job: str, *, after: int = 0, limit: int = 500, wait_seconds: float = 0.0) -> EventPage:
+    def events(self, job: str, *, after: int = -1, limit: int = 500, wait_seconds: float = 0.0) -> EventPage:
         """Events with a cursor above `after`, oldest first; waits up to `wait_seconds` for the first one."""
         wait = min(wait_seconds, WAIT_LIMIT_SECONDS)
         params = {"after": after, "limit": limit, "wait": wait}
@@ -192,7 +193,7 @@ class Client:
             f"/jobs/{_segment(job)}/events", EventPage, params=params, timeout=self._timeout_seconds + wait
         )
 
-    def follow_events(self, job: str, *, after: int = 0) -> Iterator[EventView]:
+    def follow_events(self, job: str, *, after: int = -1) -> Iterator[EventView]:
         """Yield events as they come and end with the job. Blocks in between, `WAIT_LIMIT_SECONDS` a request."""
         while True:
             page = self.events(job, after=after, wait_seconds=WAIT_LIMIT_SECONDS)

@@ -16,6 +16,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from orchestrator.errors import OrchestratorError
 from workers.contract.base import Strict
 from workers.contract.launch import DEFAULT_LEASE_SECONDS
 
@@ -25,7 +26,7 @@ MIN_TOKEN_LENGTH: Final = 16
 HTTP_SCHEMES: Final = ("http://", "https://")
 
 
-class SettingsError(Exception):
+class SettingsError(OrchestratorError):
     """A setting is wrong: which, why, what to do."""
 
 

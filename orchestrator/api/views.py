@@ -20,7 +20,17 @@ WAIT_LIMIT_SECONDS: Final = 30.0  # the longest that one request for events wait
 PAGE_LIMIT: Final = 1000  # rows that one answer holds at most
 LOG_LIMIT_BYTES: Final = 1 << 20  # bytes of a log that one answer holds at most
 
-State = Literal["queued", "starting", "running", "recovering", "succeeded", "failed", "cancelled"]
+State = Literal[
+    "queued",
+    "starting",
+    "running",
+    "recovering",
+    "draining",
+    "paused",
+    "succeeded",
+    "failed",
+    "cancelled",
+]
 TERMINAL_STATES: Final = frozenset({"succeeded", "failed", "cancelled"})
 
 
@@ -106,7 +116,7 @@ class JobPage(Message):
 
 
 class EventView(Event):
-    """An event with its place in the job's whole timeline, over all generations."""
+    """An event with its place in the job's whole timeline, over all generations, from 0."""
 
     cursor: int
 
