@@ -39,7 +39,7 @@ class RoundOrder(Message):
     nonce: str  # 8 hex digits, shared by all ranks: part of the names of checkpoints
     resume_from: str | None  # chosen once by the driver; None: from step 0
     store_address: str  # host:port of the rendezvous store, which outlives rounds
-    action: Literal["run", "stop"] = "run"
+    action: Literal["run", "hold", "stop"] = "run"  # hold: no rank for now; stop: the attempt is over
 
 
 class RankOrder(Message):
