@@ -1,0 +1,14 @@
+"""Where a rank is: kept up to date by the loop, read by whoever has to say where it failed."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["start", "restore", "step", "save", "finish"]
+
+
+@dataclass(slots=True)
+class Progress:
+    """Mutable on purpose: one object, written by the loop, read by `rank` after an exception."""
+
+    phase: Phase = "start"
+    step: int | None = None  # 0-based, the step in work
