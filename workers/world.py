@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from workers.contract.launch import RankOrder
 from workers.errors import CollectiveError, RendezvousError
@@ -108,7 +108,9 @@ def _wait_for_all(address: str, prefix: str, rank: int, world_size: int, timeout
     host, _, port = address.rpartition(":")
     here = [f"here-{r}" for r in range(world_size)]
     try:
-        tcp = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout)
+        tcp = dist.TCPStore(  # type: ignore[attr-defined]  # public, but torch does not mark it as such
+            host, int(port), is_master=False, wait_for_workers=False, timeout=timeout
+        )
         store = PrefixStore(prefix, tcp)
         store.set(here[rank], "1")
     except RuntimeError as error:
