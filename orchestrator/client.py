@@ -9,13 +9,14 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import httpx
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from orchestrator.api.views import (
     API_PREFIX,
     IDEMPOTENCY_HEADER,
     LOG_LIMIT_BYTES,
     WAIT_LIMIT_SECONDS,
+    CancelBody,
     CheckpointView,
     ClusterView,
     ErrorView,
@@ -27,7 +28,6 @@ from orchestrator.api.views import (
     LogChunk,
     LogView,
     ProblemView,
-    ReasonBody,
     SamplesView,
     State,
     SubmitBody,
@@ -157,12 +157,12 @@ class Client:
         """One job by id, or the newest one of that name, with its whole spec. Raises NotFoundError."""
         return self._get(f"/jobs/{_segment(job)}", JobView)
 
-    def cancel(self, job: str, *, reason: str = "") -> JobView:
+    def cancel(self, job: str, *, reason: str = "", by: str = "") -> JobView:
         """Ask for the end of a job and return at once: it is `cancelled` only when its processes are gone.
 
         Of a job that has ended already, its true state is returned and nothing changes.
         """
-        return self._post(f"/jobs/{_segment(job)}/cancel", JobView, body=ReasonBody(reason=reason))
+        return self._post(f"/jobs/{_segment(job)}/cancel", JobView, body=CancelBody(reason=reason, by=by))
 
     def wait(
         self,
@@ -173,7 +173,7 @@ class Client:
     ) -> JobView:
         """Return the job once it has ended, or `until(job)` holds; as it is after `timeout_seconds` (None: never)."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        after = -1
+        after = 0
         while True:
             view = self.job(job)
             if view.is_terminal or (until is not None and until(view)):
@@ -185,7 +185,7 @@ class Client:
 
     # ---- what a job tells
 
-    def events(self, job: str, *, after: int = -1, limit: int = 500, wait_seconds: float = 0.0) -> EventPage:
+    def events(self, job: str, *, after: int = 0, limit: int = 500, wait_seconds: float = 0.0) -> EventPage:
         """Events with a cursor above `after`, oldest first; waits up to `wait_seconds` for the first one."""
         wait = min(wait_seconds, WAIT_LIMIT_SECONDS)
         params = {"after": after, "limit": limit, "wait": wait}
@@ -193,7 +193,7 @@ class Client:
             f"/jobs/{_segment(job)}/events", EventPage, params=params, timeout=self._timeout_seconds + wait
         )
 
-    def follow_events(self, job: str, *, after: int = -1) -> Iterator[EventView]:
+    def follow_events(self, job: str, *, after: int = 0) -> Iterator[EventView]:
         """Yield events as they come and end with the job. Blocks in between, `WAIT_LIMIT_SECONDS` a request."""
         while True:
             page = self.events(job, after=after, wait_seconds=WAIT_LIMIT_SECONDS)
@@ -252,10 +252,10 @@ class Client:
         return _parse(response, model.from_json)
 
     def _post(
-        self, path: str, model: type[Answer], *, body: Message, headers: Mapping[str, str] | None = None
+        self, path: str, model: type[Answer], *, body: BaseModel, headers: Mapping[str, str] | None = None
     ) -> Answer:
         sent = {"Content-Type": "application/json", **(headers or {})}
-        response = self._request("POST", API_PREFIX + path, content=body.to_json(), headers=sent)
+        response = self._request("POST", API_PREFIX + path, content=body.model_dump_json(), headers=sent)
         return _parse(response, model.from_json)
 
     def _request(

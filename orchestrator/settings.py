@@ -21,6 +21,7 @@ from workers.contract.base import Strict
 from workers.contract.launch import DEFAULT_LEASE_SECONDS
 
 PREFIX: Final = "SHARDYARD_"
+LISTS: Final = frozenset({"allowed_hosts", "allowed_roots"})  # settings that hold several values
 DEFAULT_PORT: Final = 8321
 MIN_TOKEN_LENGTH: Final = 16
 HTTP_SCHEMES: Final = ("http://", "https://")
@@ -42,6 +43,7 @@ class Settings(Strict):
     ray_address: str | None = None  # the dashboard's HTTP address; None: no cluster, jobs wait
     ray_auth_token_path: Path | None = None
     storage_root: Path | None = None  # None: `<home>/storage`
+    allowed_roots: tuple[Path, ...] = ()  # further roots for absolute paths of job files, comma-separated
     advertise_url: str | None = None  # how nodes reach this service; None: http://<host>:<port>
     allowed_hosts: tuple[str, ...] = ()  # more names that the Host header may hold, comma-separated
     lease_seconds: Annotated[float, Field(gt=0)] = DEFAULT_LEASE_SECONDS
@@ -52,6 +54,15 @@ class Settings(Strict):
             raise ValueError(
                 f"host {self.host} is reachable from other machines and whoever submits a job runs code: "
                 f"set {PREFIX}TOKEN_FILE (or {PREFIX}TOKEN), or bind to 127.0.0.1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_have_an_address_to_report_to(self) -> Self:
+        if self.host in {"0.0.0.0", "::"} and self.advertise_url is None:  # noqa: S104 -- compared, not bound
+            raise ValueError(
+                f"host {self.host} is no address that nodes can call: set {PREFIX}ADVERTISE_URL to one, "
+                "http://<name of this machine>:<port>"
             )
         return self
 
@@ -93,13 +104,15 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     for name in Settings.model_fields:
         value = environ.get(PREFIX + name.upper(), "").strip()
         if value:
-            given[name] = (
-                tuple(filter(None, map(str.strip, value.split(",")))) if name == "allowed_hosts" else value
-            )
+            given[name] = _items(value) if name in LISTS else value
     try:
         return Settings.model_validate(given)
     except ValidationError as error:
         raise SettingsError("; ".join(_sentence(one) for one in error.errors())) from error
+
+
+def _items(value: str) -> tuple[str, ...]:
+    return tuple(filter(None, map(str.strip, value.split(","))))
 
 
 def _sentence(error: Mapping[str, object]) -> str:
@@ -169,18 +182,18 @@ def _write_private(path: Path, text: str, *, replace: bool) -> None:
 # ---- how a client on the same machine finds the service
 
 
-def _service_file(settings: Settings) -> Path:
-    return settings.home_dir / "service.json"
+def _endpoint_file(settings: Settings) -> Path:
+    return settings.home_dir / "endpoint.json"
 
 
 def announce(settings: Settings, *, url: str, pid: int) -> None:
     """Leave the URL of the running service in the state directory."""
-    _write_private(_service_file(settings), json.dumps({"url": url, "pid": pid}) + "\n", replace=True)
+    _write_private(_endpoint_file(settings), json.dumps({"url": url, "pid": pid}) + "\n", replace=True)
 
 
 def withdraw(settings: Settings, *, pid: int) -> None:
     """Take the announcement back, unless another service has announced itself since."""
-    path = _service_file(settings)
+    path = _endpoint_file(settings)
     with contextlib.suppress(OSError, ValueError, KeyError):
         if json.loads(path.read_text(encoding="utf-8"))["pid"] == pid:
             path.unlink()
@@ -203,6 +216,6 @@ def find_service(environ: Mapping[str, str]) -> Endpoint | None:
 
 def _announced_url(settings: Settings) -> str | None:
     try:
-        return str(json.loads(_service_file(settings).read_text(encoding="utf-8"))["url"])
+        return str(json.loads(_endpoint_file(settings).read_text(encoding="utf-8"))["url"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

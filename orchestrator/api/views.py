@@ -5,11 +5,11 @@ Every time is UTC with its offset. A client ignores keys that a newer service ad
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AwareDatetime
+from pydantic import AwareDatetime, Field
 
-from workers.contract.base import Message
+from workers.contract.base import Message, Strict
 from workers.contract.events import Event, JobResult, Sample
 from workers.contract.failure import Verdict
 from workers.contract.restart import Counters
@@ -38,6 +38,7 @@ class ProblemView(Message):
     """One thing that is wrong with a spec; `text` is the whole sentence, place included."""
 
     text: str
+    source: str = ""
     path: str = ""
     line: int | None = None
     column: int | None = None
@@ -55,7 +56,7 @@ class ErrorView(Message):
     problems: Sequence[ProblemView] = ()
 
 
-class SubmitBody(Message):
+class SubmitBody(Strict):
     """A job file as text, so that line numbers in problems are the user's own. `source` is its name in messages."""
 
     spec: str
@@ -63,10 +64,11 @@ class SubmitBody(Message):
     source: str = "job.yaml"
 
 
-class ReasonBody(Message):
+class CancelBody(Strict):
     """Who cancels and why, for the timeline."""
 
-    reason: str = ""
+    reason: Annotated[str, Field(max_length=500)] = ""
+    by: Annotated[str, Field(max_length=100)] = ""
 
 
 class ValidView(Message):
@@ -116,7 +118,7 @@ class JobPage(Message):
 
 
 class EventView(Event):
-    """An event with its place in the job's whole timeline, over all generations, from 0."""
+    """An event with its place in the job's whole timeline, over all generations, from 1."""
 
     cursor: int
 

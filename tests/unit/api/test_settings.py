@@ -31,7 +31,17 @@ def test_empty_and_foreign_variables_count_as_not_given() -> None:
 def test_a_bind_that_others_reach_is_refused_without_a_token(host: str) -> None:
     with pytest.raises(SettingsError, match="SHARDYARD_TOKEN_FILE"):
         read_settings({"SHARDYARD_HOST": host})
-    assert read_settings({"SHARDYARD_HOST": host, "SHARDYARD_TOKEN": TOKEN}).host == host
+    environ = {
+        "SHARDYARD_HOST": host,
+        "SHARDYARD_TOKEN": TOKEN,
+        "SHARDYARD_ADVERTISE_URL": "http://yard:8321",
+    }
+    assert read_settings(environ).host == host
+
+
+def test_a_bind_to_all_addresses_says_which_one_nodes_shall_call() -> None:
+    with pytest.raises(SettingsError, match="SHARDYARD_ADVERTISE_URL"):
+        read_settings({"SHARDYARD_HOST": "0.0.0.0", "SHARDYARD_TOKEN": TOKEN})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.3", "::1", "localhost"])
@@ -51,6 +61,14 @@ def test_a_loopback_bind_needs_no_configured_token(host: str) -> None:
 def test_a_wrong_value_is_named_with_its_variable(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"{name}: '{value}'"):
         read_settings({name: value})
+
+
+def test_several_values_are_separated_by_commas() -> None:
+    settings = read_settings(
+        {"SHARDYARD_ALLOWED_HOSTS": "yard, yard.example.org,", "SHARDYARD_ALLOWED_ROOTS": "/data,/mnt/fast"}
+    )
+    assert settings.allowed_hosts == ("yard", "yard.example.org")
+    assert settings.allowed_roots == (Path("/data"), Path("/mnt/fast"))
 
 
 def test_a_ray_address_that_is_no_http_address_is_refused() -> None:
