@@ -1,11 +1,10 @@
-"""A Ray cluster of one node and the service, on this machine: started for one state directory, ended without a trace.
+"""A Ray cluster of one node on this machine: started for one state directory, ended without a trace.
 
 Ray runs in a short temp dir of its own, on loopback, with token authentication. Everything is ended by pid,
 so other Ray clusters of the machine are left alone. Knows nothing of jobs.
 """
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shutil
@@ -13,7 +12,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +20,7 @@ import httpx
 from pydantic import ValidationError
 
 from orchestrator import processes
+from orchestrator.local_state import LocalClusterError, lock, tail, write_private
 from orchestrator.processes import Ended, Owned
 from workers.contract.base import Message
 
@@ -31,11 +31,7 @@ START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 15.0
 _START_TRIES: Final = 3  # a free port can be taken between our look and Ray's bind
 _POLL_SECONDS: Final = 0.1
-_LOG_TAIL_BYTES: Final = 2000
-
-
-class LocalClusterError(Exception):
-    """The cluster or the service did not start, or would not end: what happened, and where its log is."""
+_MAX_TEMP_ROOT: Final = 30
 
 
 class LocalCluster(Message):
@@ -46,14 +42,6 @@ class LocalCluster(Message):
     gcs_address: str  # what `ray.init(address=...)` takes
     token_path: Path
     temp_dir: Path
-    log: Path
-
-
-class LocalService(Message):
-    """The service that we started."""
-
-    service: Owned
-    url: str
     log: Path
 
 
@@ -69,12 +57,27 @@ def start_cluster(
     None leaves a resource to Ray's own detection. Takes about 4 s. Raises LocalClusterError; then, and at
     Ctrl-C, nothing of it is left running.
     """
-    raise NotImplementedError
+    with lock(home):
+        left = read_cluster(home)
+        if left is not None:
+            if processes.is_running(left.ray):
+                return left
+            _end_cluster(home, left)
+        for attempt in range(1, _START_TRIES + 1):
+            try:
+                return _start_once(home, environ, num_cpus=num_cpus, num_gpus=num_gpus)
+            except LocalClusterError:
+                if attempt == _START_TRIES:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
 
 def read_cluster(home: Path) -> LocalCluster | None:
     """Return what `start_cluster` left for `home`, whether or not it still runs."""
-    raise NotImplementedError
+    try:
+        return LocalCluster.from_json(_cluster_file(home).read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 def stop_cluster(home: Path) -> Ended:
@@ -82,22 +85,141 @@ def stop_cluster(home: Path) -> Ended:
 
     Raises LocalClusterError if a process would not end.
     """
-    raise NotImplementedError
+    if not home.exists():
+        return Ended(num_found=0)
+    with lock(home):
+        cluster = read_cluster(home)
+        return Ended(num_found=0) if cluster is None else _end_cluster(home, cluster)
 
 
-def start_service(home: Path, *, environ: Mapping[str, str], cluster: LocalCluster | None) -> LocalService:
-    """Start `shardyard serve` for `home` and return when it answers; return the one that already runs.
+def ray_environment(environ: Mapping[str, str], *, token_path: Path) -> dict[str, str]:
+    """Derive Ray's environment: the caller's, less whatever points at another cluster or at our secrets.
 
-    `environ` may hold SHARDYARD_* settings; `cluster` fills in Ray's address. Raises LocalClusterError.
+    Everything that runs in the cluster inherits it, training code too.
     """
-    raise NotImplementedError
+    own_programs = str(Path(sys.executable).parent)
+    kept = {key: value for key, value in environ.items() if not key.startswith(("RAY_", "SHARDYARD_"))}
+    return {
+        **kept,
+        "PATH": os.pathsep.join(filter(None, (own_programs, environ.get("PATH", os.defpath)))),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_path),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # nobody waits for this node: 30 s by default
+        "DASHBOARD_METRIC_PORT": "-1",  # a fixed port on all interfaces otherwise
+    }
 
 
-def read_service(home: Path) -> LocalService | None:
-    """Return what `start_service` left for `home`, whether or not it still runs."""
-    raise NotImplementedError
+def ray_command(
+    *, dashboard_port: int, client_port: int, temp_dir: Path, num_cpus: int | None, num_gpus: int | None
+) -> list[str]:
+    """Build the command that is the head node; it stays in the foreground and ends with its children."""
+    given = {"--num-cpus": num_cpus, "--num-gpus": num_gpus}
+    return [
+        *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+        *("--node-ip-address", NODE_ADDRESS, "--port", "0"),
+        *("--dashboard-host", DASHBOARD_ADDRESS, "--dashboard-port", str(dashboard_port)),
+        *("--dashboard-agent-listen-port", "0", "--ray-client-server-port", str(client_port)),
+        *("--min-worker-port", "0", "--max-worker-port", "0"),
+        *("--temp-dir", str(temp_dir), "--object-store-memory", str(OBJECT_STORE_BYTES)),
+        *("--disable-usage-stats", "--include-log-monitor", "false", "--log-style", "record"),
+        "--no-monitor",  # the autoscaler's process: one node never scales
+        *(word for flag, value in given.items() if value is not None for word in (flag, str(value))),
+    ]
 
 
-def stop_service(home: Path) -> Ended:
-    """End the service of `home`, if one was started here. Repeatable; raises LocalClusterError."""
-    raise NotImplementedError
+def _start_once(
+    home: Path, environ: Mapping[str, str], *, num_cpus: int | None, num_gpus: int | None
+) -> LocalCluster:
+    log = home / "logs" / "ray.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    temp_dir = _short_temp_dir()
+    dashboard_port, client_port = _free_ports(DASHBOARD_ADDRESS, 2)
+    token_path = home / "ray_token"
+    write_private(token_path, secrets.token_hex(32))
+    mark = processes.new_mark()
+    cluster = LocalCluster(
+        ray=Owned(pid=0, mark=mark),
+        url=f"http://{DASHBOARD_ADDRESS}:{dashboard_port}",
+        gcs_address="",
+        token_path=token_path,
+        temp_dir=temp_dir,
+        log=log,
+    )
+    write_private(_cluster_file(home), cluster.to_json())  # before the first process, so that `stop` finds it
+    try:
+        command = ray_command(
+            dashboard_port=dashboard_port,
+            client_port=client_port,
+            temp_dir=temp_dir,
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+        )
+        ray = processes.spawn(
+            command,
+            mark=mark,
+            environment=ray_environment(environ, token_path=token_path),
+            log=log,
+            directory=home,
+        )
+        cluster = cluster.model_copy(update={"ray": ray})
+        write_private(_cluster_file(home), cluster.to_json())
+        gcs_address = _wait_for_ray(cluster)
+        cluster = cluster.model_copy(update={"gcs_address": gcs_address})
+        write_private(_cluster_file(home), cluster.to_json())
+        return cluster
+    except BaseException:  # Ctrl-C too: nothing is left behind
+        _end_cluster(home, cluster)
+        raise
+
+
+def _wait_for_ray(cluster: LocalCluster) -> str:
+    """Wait until the Jobs API answers to our token, for our session, with a live node; return the GCS address."""
+    token = cluster.token_path.read_text(encoding="utf-8")
+    address_file = cluster.temp_dir / "ray_current_cluster"
+    deadline = time.monotonic() + START_SECONDS
+    with httpx.Client(
+        base_url=cluster.url, headers={"Authorization": f"Bearer {token}"}, timeout=5.0, trust_env=False
+    ) as client:
+        while time.monotonic() < deadline:
+            if not processes.is_running(cluster.ray):
+                raise LocalClusterError(f"Ray ended while it started; {tail(cluster.log)}")
+            with contextlib.suppress(httpx.HTTPError, OSError, ValueError, KeyError):
+                session = str(client.get("/api/version").raise_for_status().json()["session_name"])
+                nodes = client.get("/api/v0/nodes").raise_for_status().json()["data"]["result"]["result"]
+                is_ours = (cluster.temp_dir / session).is_dir()
+                if is_ours and any(node["state"] == "ALIVE" for node in nodes):
+                    return address_file.read_text(encoding="utf-8").strip()
+            time.sleep(_POLL_SECONDS)
+    raise LocalClusterError(f"Ray did not answer within {START_SECONDS:.0f} s; {tail(cluster.log)}")
+
+
+def _end_cluster(home: Path, cluster: LocalCluster) -> Ended:
+    ended = processes.end(cluster.ray, grace_seconds=STOP_SECONDS)
+    if ended.survivors:
+        raise LocalClusterError(
+            f"processes {list(ended.survivors)} of the Ray cluster would not end; `shardyard down` tries again"
+        )
+    shutil.rmtree(cluster.temp_dir, ignore_errors=True)
+    cluster.token_path.unlink(missing_ok=True)
+    _cluster_file(home).unlink(missing_ok=True)
+    return ended
+
+
+def _cluster_file(home: Path) -> Path:
+    return home / "cluster.json"
+
+
+def _short_temp_dir() -> Path:
+    """Make a temp dir whose path is short: a socket path under it must fit into 107 bytes."""
+    root = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="sy-", dir=root if len(root) <= _MAX_TEMP_ROOT else "/tmp"))  # noqa: S108 -- private: mkdtemp makes it 0700
+
+
+def _free_ports(address: str, count: int) -> list[int]:
+    """Return `count` different ports that nobody listens on at `address` right now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((address, 0))
+        return [int(one.getsockname()[1]) for one in sockets]
