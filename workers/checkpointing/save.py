@@ -1,15 +1,33 @@
 """Saving: copy the state (the whole stall), then write and publish it behind training. One save in flight."""
 
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Any, Final, Literal, Protocol, Self, assert_never
 
 import torch
 import torch.distributed as dist
+import xxhash
 
+from workers.checkpointing.staging import StagedPlanner, Staging
+from workers.checkpointing.write import (
+    Broken,
+    NotPublished,
+    Outcome,
+    Published,
+    WriteJob,
+    run,
+    software_versions,
+)
+from workers.contract.events import EventKind
 from workers.contract.launch import RankOrder
-from workers.contract.manifest import CheckpointId, ResumePoint
-from workers.contract.rank_messages import RankMessage
+from workers.contract.manifest import CheckpointId, Manifest, ResumePoint
+from workers.contract.rank_messages import RankMessage, Told
+from workers.errors import StorageError
+
+FINAL_TRIES: Final = 3
 
 
 class Writers(Protocol):
@@ -32,7 +50,7 @@ class Author:
     generation: int
     attempt: int
     round: int
-    nonce: str
+    nonce: str  # 8 hex digits
 
     @classmethod
     def of(cls, order: RankOrder) -> Self:
@@ -44,23 +62,53 @@ class Author:
             nonce=order.round.nonce,
         )
 
-    def checkpoint_id(self, step: int) -> CheckpointId:
-        """Name the checkpoint after `step` finished steps."""
+    def checkpoint_id(self, step: int, *, failed_tries: int = 0) -> CheckpointId:
+        """Name the checkpoint after `step` finished steps. Each try has a name of its own: no two share a file."""
+        again = xxhash.xxh32_hexdigest(f"{self.nonce}.{failed_tries}".encode())
         return CheckpointId(
             step=step,
             generation=self.generation,
             attempt=self.attempt,
             round=self.round,
-            nonce=self.nonce,
+            nonce=again if failed_tries else self.nonce,
         )
+
+
+class _Flight:
+    """A save behind training: its thread, and what came of it."""
+
+    def __init__(self, job: WriteJob, started: float) -> None:
+        self.checkpoint = job.head.checkpoint
+        self.stall_seconds = 0.0
+        self.write_seconds = 0.0
+        self._started = started
+        self._job = job
+        self._outcome: Outcome | None = None
+        # A daemon: a rank that ends early must not wait for ranks that are gone.
+        self._thread = threading.Thread(target=self._run, name="checkpoint-writer", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._outcome = run(self._job)
+        self.write_seconds = time.perf_counter() - self._started
+
+    @property
+    def has_landed(self) -> bool:
+        return not self._thread.is_alive()
+
+    def outcome(self) -> Outcome:
+        """Wait for the end."""
+        self._thread.join()
+        assert self._outcome is not None
+        return self._outcome
 
 
 class Saver:
     """Saves the state of one round. Every rank makes one and makes the same calls in the same order.
 
     `parent` is the checkpoint that the round resumed from. Failed saves are told as an event and tried again at the
-    next due step; only `save_final` raises StorageError. Events leave through `emit`, always on the caller's thread,
-    and from rank 0 only.
+    next due step; only `save_final` raises StorageError. Any call raises what broke the group of writers.
+    Events leave through `emit`, always on the caller's thread, and from rank 0 only.
     """
 
     def __init__(
@@ -74,12 +122,22 @@ class Saver:
         parent: str | None,
         mode: Literal["async", "sync"] = "async",
     ) -> None:
-        raise NotImplementedError
+        self._run_dir = run_dir
+        self._author = author
+        self._world = world
+        self._keep = keep
+        self._emit = emit
+        self._newest = parent
+        self._is_async = mode == "async"
+        self._staging: Staging | None = None
+        self._flight: _Flight | None = None
+        self._failed_tries: Counter[int] = Counter()
+        self._last_failure = ""
 
     @property
     def newest(self) -> str | None:
         """The newest checkpoint of this lineage: published by this saver, else its parent."""
-        raise NotImplementedError
+        return self._newest
 
     def save(
         self, state: Mapping[str, torch.Tensor], aliases: Mapping[str, str], resume: ResumePoint
@@ -88,15 +146,41 @@ class Saver:
 
         A save in flight is waited for first. On return `state` may be changed: it was copied.
         """
-        raise NotImplementedError
+        started = time.perf_counter()
+        self.wait()
+        if self._staging is None:
+            self._staging = Staging(state)
+        self._staging.copy(state)
+        flight = _Flight(self._job(self._staging, aliases, resume), started)
+        self._flight = flight
+        if not self._is_async:
+            flight.outcome()
+        flight.stall_seconds = time.perf_counter() - started
+        self.poll()
+        return flight.stall_seconds
 
     def poll(self) -> None:
         """Tell what the save in flight came to, if it has ended. Call it after every step; costs nothing, no collective."""
-        raise NotImplementedError
+        if self._flight is not None and self._flight.has_landed:
+            self.wait()
 
     def wait(self) -> None:
         """Wait for the save in flight and tell what it came to."""
-        raise NotImplementedError
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        match flight.outcome():
+            case Published() as outcome:
+                self._newest = str(flight.checkpoint)
+                self._tell_published(flight, outcome)
+            case NotPublished(reason=reason):
+                self._failed_tries[flight.checkpoint.step] += 1
+                self._last_failure = reason
+                self._tell_failed(flight, reason)
+            case Broken(error=error):
+                raise error
+            case other:
+                assert_never(other)
 
     def save_final(
         self, state: Mapping[str, torch.Tensor], aliases: Mapping[str, str], resume: ResumePoint
@@ -105,4 +189,66 @@ class Saver:
 
         A step that is published already is not written twice. Raises StorageError after 3 failed tries.
         """
-        raise NotImplementedError
+        self.wait()
+        tries = 0
+        while self._newest_step() != resume.step:
+            if tries == FINAL_TRIES:
+                raise StorageError(f"the final checkpoint failed {tries} times: {self._last_failure}")
+            self.save(state, aliases, resume)
+            self.wait()
+            tries += 1
+        assert self._newest is not None
+        return self._newest
+
+    def _newest_step(self) -> int | None:
+        newest = CheckpointId.parse(self._newest or "")
+        return newest.step if newest else None
+
+    def _job(self, staging: Staging, aliases: Mapping[str, str], resume: ResumePoint) -> WriteJob:
+        failed_tries = self._failed_tries[resume.step]
+        head = Manifest(
+            checkpoint=self._author.checkpoint_id(resume.step, failed_tries=failed_tries),
+            parent=self._newest,
+            world_size=self._world.world_size,
+            resume=resume,
+            tensors={},
+            files={},
+            aliases=dict(aliases),
+            software=software_versions(),
+        )
+        return WriteJob(
+            run_dir=self._run_dir,
+            head=head,
+            planner=StagedPlanner(staging),
+            group=self._world.checkpoint_group,
+            is_coordinator=self._world.rank == 0,
+            keep=self._keep,
+        )
+
+    def _tell_published(self, flight: _Flight, outcome: Published) -> None:
+        name, step = str(flight.checkpoint), flight.checkpoint.step
+        data = {
+            "checkpoint": name,
+            "bytes": outcome.bytes,
+            "stall_seconds": flight.stall_seconds,
+            "write_seconds": flight.write_seconds,
+        }
+        self._tell(EventKind.CHECKPOINT_PUBLISHED, f"published {name}", step, data)
+        for old in outcome.deleted:
+            self._tell(
+                EventKind.CHECKPOINT_DELETED,
+                f"deleted {old}, keep is {self._keep}",
+                step,
+                {"checkpoint": old},
+            )
+        if outcome.trouble:
+            self._tell(EventKind.NOTE, f"old checkpoints stay for now: {outcome.trouble}", step, {})
+
+    def _tell_failed(self, flight: _Flight, reason: str) -> None:
+        name, step = str(flight.checkpoint), flight.checkpoint.step
+        message = f"{name} was not published: {reason}; the next save tries again"
+        self._tell(EventKind.CHECKPOINT_FAILED, message, step, {"checkpoint": name, "reason": reason})
+
+    def _tell(self, kind: EventKind, message: str, step: int, data: Mapping[str, Any]) -> None:
+        if self._world.rank == 0:
+            self._emit(Told(kind=kind, message=message, step=step, data=data))
