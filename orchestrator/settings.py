@@ -182,18 +182,18 @@ def _write_private(path: Path, text: str, *, replace: bool) -> None:
 # ---- how a client on the same machine finds the service
 
 
-def _endpoint_file(settings: Settings) -> Path:
-    return settings.home_dir / "endpoint.json"
+def _service_file(settings: Settings) -> Path:
+    return settings.home_dir / "service.json"
 
 
 def announce(settings: Settings, *, url: str, pid: int) -> None:
     """Leave the URL of the running service in the state directory."""
-    _write_private(_endpoint_file(settings), json.dumps({"url": url, "pid": pid}) + "\n", replace=True)
+    _write_private(_service_file(settings), json.dumps({"url": url, "pid": pid}) + "\n", replace=True)
 
 
 def withdraw(settings: Settings, *, pid: int) -> None:
     """Take the announcement back, unless another service has announced itself since."""
-    path = _endpoint_file(settings)
+    path = _service_file(settings)
     with contextlib.suppress(OSError, ValueError, KeyError):
         if json.loads(path.read_text(encoding="utf-8"))["pid"] == pid:
             path.unlink()
@@ -216,6 +216,6 @@ def find_service(environ: Mapping[str, str]) -> Endpoint | None:
 
 def _announced_url(settings: Settings) -> str | None:
     try:
-        return str(json.loads(_endpoint_file(settings).read_text(encoding="utf-8"))["url"])
+        return str(json.loads(_service_file(settings).read_text(encoding="utf-8"))["url"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

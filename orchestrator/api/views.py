@@ -188,11 +188,13 @@ class CheckpointView(Message):
 
 
 class NodeView(Message):
-    """A node of the cluster and what it has in all."""
+    """An alive node of the cluster and what it has in all."""
 
-    name: str
-    cpus: float
-    gpus: float
+    id: str
+    address: str
+    cpus: int
+    gpus: int = 0
+    is_head: bool = False
 
 
 class ClusterView(Message):
@@ -202,8 +204,15 @@ class ClusterView(Message):
     error: str = ""
     seen_at: AwareDatetime | None = None
     nodes: Sequence[NodeView] = ()
-    held_cpus: float = 0.0
-    held_gpus: float = 0.0
+    held_cpus: int = 0
+    held_gpus: int = 0
+
+
+class TargetGroup(Message):
+    """One entry of Prometheus' HTTP service discovery."""
+
+    targets: Sequence[str]
+    labels: Mapping[str, str]
 
 
 class HealthView(Message):
