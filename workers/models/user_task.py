@@ -68,7 +68,7 @@ def _attribute(module: ModuleType, attribute: str, target: str) -> Callable[...,
     factory = getattr(module, attribute)
     if not callable(factory):
         raise TaskError(
-            f"model.target: {target} is a {type(factory).__name__}, not a callable that returns a task"
+            f"model.target: {target} is of type {type(factory).__name__}, not a callable that returns a task"
         )
     return factory  # type: ignore[no-any-return]
 
