@@ -10,10 +10,21 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from workers.contract.base import Strict
 
-PositiveInt = Annotated[int, Field(gt=0, strict=True)]
-NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
+
+def _refuse_bool(value: object) -> object:
+    """Keep `lr: true` from being read as 1.0."""
+    if isinstance(value, bool):
+        raise ValueError("is not a number")
+    return value
+
+
+COUNT_LIMIT: Final = 10**9  # so that a product of two counts fits 64 bits
+WORKER_LIMIT: Final = 4096
+PositiveInt = Annotated[int, Field(gt=0, le=COUNT_LIMIT, strict=True)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=COUNT_LIMIT, strict=True)]
+PositiveFloat = Annotated[float, BeforeValidator(_refuse_bool), Field(gt=0)]
+NonNegativeFloat = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=0)]
+Ratio = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=0, le=1)]
 
 # Keys and values that the design names and this version does not have: path -> value (or "*") -> remedy.
 NOT_YET: Final[Mapping[str, Mapping[str, str]]] = {
@@ -113,7 +124,7 @@ class Schedule(Strict):
 
     name: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_steps: NonNegativeInt = 20
-    min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    min_ratio: Ratio = 0.1
 
 
 class Precision(Strict):
@@ -182,6 +193,8 @@ class Width(Strict):
     def _ordered(self) -> Self:
         if self.min > self.max:
             raise ValueError(f"min {self.min} is greater than max {self.max}")
+        if self.max > WORKER_LIMIT:
+            raise ValueError(f"max {self.max} is more than the {WORKER_LIMIT} workers that a job may have")
         return self
 
     def widths(self) -> tuple[int, ...]:
