@@ -78,7 +78,8 @@ CONSEQUENCE_MARKS = (
 )
 
 
-def _is_consequence(ending: RankEnding) -> bool:
+def is_consequence(ending: RankEnding) -> bool:
+    """Whether this error is one that a healthy rank gets because another one went away."""
     text = f"{ending.error_type} {ending.message}".lower()
     return any(mark in text for mark in CONSEQUENCE_MARKS)
 
@@ -119,10 +120,10 @@ def fold(endings: Sequence[RankEnding]) -> Verdict:
         return Verdict(
             failure_class=FailureClass.INTERNAL, summary="internal: the round ended and no rank says why"
         )
-    own = [e for e in unordered if not _is_consequence(e)] or unordered
+    own = [e for e in unordered if not is_consequence(e)] or unordered
     first = min(own, key=lambda e: (e.at, e.rank))
     failure_class = _classify(first)
-    if _is_consequence(first):
+    if is_consequence(first):
         failure_class = FailureClass.RENDEZVOUS if first.phase == "start" else FailureClass.RANK_LOST
     return Verdict(
         failure_class=failure_class,

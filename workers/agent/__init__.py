@@ -1,0 +1,1 @@
+"""Runs in each Ray Train worker: forks its rank from a warm forkserver and watches it. Knows Ray, never torch."""

@@ -1,0 +1,1 @@
+"""One per job and generation: places attempts, decides rounds, obeys the desired state, reports."""

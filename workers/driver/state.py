@@ -1,0 +1,94 @@
+"""What a driver knows of its generation: frozen values, changed only by `rounds.advance`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from workers.agent.messages import Registered
+from workers.contract.events import JobResult
+from workers.contract.failure import RankEnding, Verdict
+from workers.contract.launch import LaunchRequest, RoundOrder
+from workers.contract.report import Phase
+from workers.contract.restart import Counters
+
+
+class Stage(StrEnum):
+    """What the driver is waiting for."""
+
+    WAITING = "waiting"  # for time to pass before an attempt: an earlier lease, a back-off
+    PLACING = "placing"  # for all agents of the attempt to register
+    CHOOSING = "choosing"  # for the checkpoint to resume from
+    HOLDING = "holding"  # for a back-off between two rounds
+    TRAINING = "training"  # a round is ordered
+    CLOSING = "closing"  # for the worker group to end
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How the generation ends. `lost`: the driver gives up without a final word; another generation decides."""
+
+    phase: Literal["finished", "failed", "stopped", "not_placed", "lost"]
+    reason: str
+    verdict: Verdict | None = None
+    result: JobResult | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One rendezvous, as far as the agents have told."""
+
+    order: RoundOrder
+    resume_step: int
+    reached: int  # furthest finished step that was seen
+    ordered_at: float
+    pids: Mapping[int, int] = field(default_factory=dict)
+    ready: frozenset[int] = frozenset()
+    stepped: bool = False
+    done: Mapping[int, JobResult] = field(default_factory=dict)
+    endings: tuple[RankEnding, ...] = ()
+    seen_at: tuple[float, ...] = ()  # when each ending arrived
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """All of it. Times are seconds of the driver's monotonic clock."""
+
+    request: LaunchRequest
+    stage: Stage
+    began_at: float
+    until: float | None  # when to look again although nothing arrives
+    counters: Counters
+    attempt: int = -1
+    next_round: int = 0
+    agents: Mapping[int, Registered] = field(default_factory=dict)
+    heard_at: Mapping[int, float] = field(default_factory=dict)
+    round: Round | None = None
+    fault_at: float | None = None  # when the failure that is being recovered from was seen
+    damaged: frozenset[str] = frozenset()
+    step: int = 0  # finished steps of the lineage in work
+    furthest: int = 0  # furthest finished step ever shown
+    replayed: int = 0
+    after_close: Outcome | float = 0.0  # the end, or the back-off before the next attempt
+    outcome: Outcome | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """The word for the report."""
+        if self.outcome is not None and self.outcome.phase != "lost":
+            return self.outcome.phase
+        if self.fault_at is not None:
+            return "recovering"
+        return "running" if self.round is not None and self.round.stepped else "starting"
+
+    @property
+    def store_address(self) -> str:
+        """Where the ranks of the attempt meet; empty until the agent of rank 0 said so."""
+        agent = self.agents.get(0)
+        return agent.store_address or "" if agent else ""
+
+    @property
+    def nodes(self) -> Mapping[int, str]:
+        """The node of each rank of the attempt."""
+        return {rank: agent.node for rank, agent in self.agents.items()}
