@@ -8,7 +8,6 @@ from starlette.types import Lifespan
 from orchestrator.api import job_routes, problems, story_routes, system_routes
 from orchestrator.api.door import Door
 from orchestrator.api.guard import GuardMiddleware
-from orchestrator.api.views import API_PREFIX
 
 BODY_LIMIT_BYTES: Final = 1 << 16  # unless a route says otherwise
 
@@ -20,7 +19,7 @@ def build_api(
     app = FastAPI(
         title="shardyard",
         version=door.version,
-        openapi_url=f"{API_PREFIX}/openapi.json",
+        openapi_url=None,  # served behind the token by a route of ours
         docs_url=None,  # its pages load scripts from elsewhere, which the content security policy refuses
         redoc_url=None,
         redirect_slashes=False,

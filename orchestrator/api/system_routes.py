@@ -1,9 +1,9 @@
 """The service itself: health, cluster, metrics, and the door for drivers' reports."""
 
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, HTTPException, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 
 from orchestrator import metrics
 from orchestrator.api import render
@@ -37,6 +37,14 @@ async def service_discovery(door: DoorDep) -> list[TargetGroup]:
     """Where Prometheus scrapes, for its `http_sd_configs`."""
     url = urlsplit(door.advertise_url)
     return [TargetGroup(targets=[url.netloc], labels={"__scheme__": url.scheme})]
+
+
+@router.get(f"{API_PREFIX}/openapi.json")
+async def openapi(request: Request) -> dict[str, Any]:
+    """This API's own description."""
+    description = request.app.openapi()
+    assert isinstance(description, dict)
+    return description
 
 
 @router.get(f"{API_PREFIX}/cluster")
