@@ -1,0 +1,90 @@
+"""The command line: which commands there are, in which order and under which heading they are told."""
+
+from importlib.metadata import version
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from orchestrator.cli import job_commands, record_commands, yard_commands
+from orchestrator.cli.exit_code import MEANING
+
+HELP: Final = "Train a model from one YAML file on a Ray cluster, whatever dies on the way."
+SECTIONS: Final = {
+    "The yard": (
+        yard_commands.demo,
+        yard_commands.up,
+        yard_commands.down,
+        yard_commands.serve,
+        yard_commands.doctor,
+    ),
+    "Jobs": (
+        job_commands.submit,
+        job_commands.validate,
+        job_commands.schema,
+        job_commands.ls,
+        job_commands.show,
+        job_commands.cancel,
+    ),
+    "What a job left behind": (
+        record_commands.logs,
+        record_commands.events,
+        record_commands.checkpoints,
+        record_commands.export,
+    ),
+}
+
+
+class Sections(TyperGroup):
+    """The root, whose help tells commands by section and ends with the exit codes."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one table a section, the names in one column throughout."""
+        names = [function.__name__ for functions in SECTIONS.values() for function in functions]
+        width = max(map(len, names))
+        for title, functions in SECTIONS.items():
+            rows = [(function.__name__, self.commands[function.__name__]) for function in functions]
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(width), command.get_short_help_str(limit=200)) for name, command in rows]
+                )
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the table of exit codes."""
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code.value), meaning) for code, meaning in MEANING.items()])
+
+
+def build_app() -> typer.Typer:
+    """Put the commands together."""
+    app = typer.Typer(
+        cls=Sections,
+        help=HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    app.callback()(_root)
+    for functions in SECTIONS.values():
+        for function in functions:
+            app.command(context_settings={"max_content_width": 100})(function)
+    return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"shardyard {version('shardyard')}")
+        raise typer.Exit
+
+
+def _root(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
+    pass

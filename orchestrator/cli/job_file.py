@@ -1,0 +1,80 @@
+"""A job file as the user wrote it: read, checked before anything is sent, its relative paths made whole."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from orchestrator.cli.exit_code import CliError, ExitCode
+from orchestrator.errors import SpecError
+from orchestrator.spec import parse_spec
+from orchestrator.spec.model import JobSpec
+
+MAX_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """The text, what messages call it, and the `a.b=c` that go on top."""
+
+    text: str
+    source: str
+    overrides: tuple[str, ...]
+
+    def parse(self) -> JobSpec:
+        """Check the whole file. Raises CliError (BAD_INPUT) with every problem found."""
+        try:
+            return parse_spec(self.text, overrides=self.overrides, source=self.source)
+        except SpecError as error:
+            number = len(error.problems)
+            raise CliError(
+                f"{self.source}: {number} problem{'s' if number != 1 else ''}, nothing was submitted",
+                problems=tuple(str(problem) for problem in error.problems),
+                code=ExitCode.BAD_INPUT,
+            ) from error
+
+
+def read_job_file(path: str, overrides: Sequence[str]) -> JobFile:
+    """Read `path`, or stdin for `-`. Raises CliError (BAD_INPUT) for what is no readable text."""
+    try:
+        data = sys.stdin.buffer.read(MAX_BYTES + 1) if path == "-" else _head_of(Path(path))
+    except OSError as error:
+        raise CliError(f"{path}: {error.strerror or error}", code=ExitCode.BAD_INPUT) from error
+    if len(data) > MAX_BYTES:
+        raise CliError(f"{path}: longer than {MAX_BYTES} bytes, no job file is", code=ExitCode.BAD_INPUT)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CliError(
+            f"{path}: not UTF-8 text (byte {error.start} is 0x{data[error.start]:02x})",
+            code=ExitCode.BAD_INPUT,
+        ) from error
+    return JobFile(text=text, source="stdin" if path == "-" else path, overrides=tuple(overrides))
+
+
+def anchor_paths(job_file: JobFile, spec: JobSpec, directory: Path) -> JobFile:
+    """Make relative paths absolute, from the job file's own directory: the service stands somewhere else.
+
+    `runtime.working_dir`; and `data.path`, unless a working_dir is shipped, which it then lies in.
+    """
+    added = []
+    if spec.runtime.working_dir is not None and not Path(spec.runtime.working_dir).expanduser().is_absolute():
+        added.append(f"runtime.working_dir={_quoted(directory / spec.runtime.working_dir)}")
+    if spec.data.kind != "task" and spec.runtime.working_dir is None and _is_relative(spec.data.path):
+        added.append(f"data.path={_quoted(directory / spec.data.path)}")
+    return replace(job_file, overrides=(*job_file.overrides, *added))
+
+
+def _is_relative(path: str) -> bool:
+    return path != "python-stdlib" and "://" not in path and not Path(path).expanduser().is_absolute()
+
+
+def _quoted(path: Path) -> str:
+    """Write a path as a YAML scalar that is read back as it is, whatever it holds."""
+    return "'" + str(path.resolve()).replace("'", "''") + "'"
+
+
+def _head_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)

@@ -1,0 +1,122 @@
+"""`submit --local N`: a job without an orchestrator, drawn from what `shardyard-worker local` prints."""
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from orchestrator.cli.exit_code import CliError, ExitCode
+from orchestrator.cli.pictures.progress import Standing, progress
+from orchestrator.cli.pictures.result import result_facts
+from orchestrator.cli.pictures.style import facts, state_text
+from orchestrator.cli.pictures.timeline import ROUTINE, event_line
+from orchestrator.cli.screen import Screen
+from orchestrator.cli.wording import harmless
+from orchestrator.cli.worker_process import WorkerStream
+from orchestrator.spec.model import JobSpec
+from workers.contract.events import Event, EventKind, JobResult, Sample
+
+STDERR_LINES: Final = 12
+
+
+class LocalRun:
+    """What is known of the run so far."""
+
+    def __init__(self, screen: Screen, spec: JobSpec) -> None:
+        self.screen, self.spec = screen, spec
+        self.state, self.reason = "starting", "starting Ray"
+        self.samples: dict[int, Sample] = {}
+        self.result: JobResult | None = None
+        self._began = time.monotonic()
+
+    def take(self, line: Mapping[str, Any] | str) -> None:
+        """Take one line of the process: an event, a sample, or text that a library printed."""
+        if isinstance(line, str):
+            self.screen.aside(harmless(line))
+            return
+        self.screen.emit(line)
+        try:
+            if "kind" in line:
+                self._event(Event.model_validate(line))
+            elif "learning_rate" in line:
+                sample = Sample.model_validate(line)
+                self.samples[sample.rank] = sample
+        except ValidationError:
+            self.screen.aside(harmless(json.dumps(line)))
+
+    def _event(self, event: Event) -> None:
+        if event.kind not in ROUTINE:
+            self.screen.show(event_line(event))
+        match event.kind:
+            case EventKind.FIRST_STEP:
+                self.state, self.reason = "running", ""
+            case EventKind.ROUND_FAILED | EventKind.ATTEMPT_FAILED:
+                self.state, self.reason = "recovering", event.message
+            case EventKind.FINISHED:
+                self.result = JobResult.model_validate(event.data)
+                self.state, self.reason = "succeeded", ""
+            case EventKind.FAILED:
+                self.state, self.reason = "failed", event.message
+            case EventKind.STOPPED:
+                self.state, self.reason = "cancelled", event.message
+            case _:
+                pass
+
+    def foot(self) -> RenderableType:
+        """Draw the lines that redraw themselves."""
+        step = max((sample.step for sample in self.samples.values()), default=0)
+        standing = Standing(
+            state=self.state, reason=self.reason, step=step, target_steps=self.spec.train.steps
+        )
+        return progress(
+            standing,
+            list(self.samples.values()),
+            width=self.screen.out.width,
+            elapsed_seconds=time.monotonic() - self._began,
+        )
+
+    def end(self) -> RenderableType:
+        """Draw how it ended."""
+        head = Text.assemble("\n", (self.spec.name, "bold"), "  ", state_text(self.state))
+        if self.result is not None:
+            return Group(head, facts(result_facts(self.result)))
+        return Group(head, Text(harmless(self.reason)))
+
+
+def run_local(screen: Screen, spec: JobSpec, *, num_workers: int) -> ExitCode:
+    """Run the job here to its end. Ctrl-C ends it, with all its processes, and raises KeyboardInterrupt."""
+    run = LocalRun(screen, spec)
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shardyard-local-")))
+        config = directory / "config.json"
+        config.write_text(spec.training().model_dump_json(), encoding="utf-8")
+        arguments = ["local", "--workers", str(num_workers), "--name", spec.name, "--json-lines", str(config)]
+        stream = WorkerStream(arguments, stderr_file=directory / "stderr")
+        stack.callback(stream.stop)
+        with _display(screen, run):
+            for line in stream.lines():
+                run.take(line)
+            code = stream.wait()
+        if code != 0 and run.state not in ("failed", "cancelled"):
+            raise CliError(_last_words(stream.stderr_file, code))
+    screen.show(run.end())
+    return {"succeeded": ExitCode.DONE, "cancelled": ExitCode.CANCELLED}.get(run.state, ExitCode.FAILED)
+
+
+def _display(screen: Screen, run: LocalRun) -> AbstractContextManager[object]:
+    if not screen.is_live:
+        return nullcontext()
+    return Live(console=screen.out, refresh_per_second=8, transient=True, get_renderable=run.foot)
+
+
+def _last_words(stderr_file: Path, code: int) -> str:
+    lines = stderr_file.read_text(encoding="utf-8", errors="replace").splitlines()[-STDERR_LINES:]
+    return "\n".join([f"shardyard-worker local ended with exit code {code}", *map(harmless, lines)])

@@ -1,0 +1,148 @@
+"""The page of one job: where it stands, what it is, what went wrong."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from orchestrator.api.views import JobView, SamplesView
+from orchestrator.cli.pictures.style import bar, facts, sparkline, state_text
+from orchestrator.cli.wording import (
+    count_text,
+    day_text,
+    harmless,
+    loss_text,
+    plural,
+    rate_text,
+    seconds_text,
+)
+from workers.contract.config import TrainingConfig
+from workers.contract.events import Sample
+from workers.contract.failure import Verdict
+
+BAR_WIDTH = 32
+CURVE_WIDTH = 32
+
+
+def job_page(job: JobView, samples: SamplesView, *, now: datetime) -> RenderableType:
+    """Head, facts, and the failure if there is one."""
+    head = Text.assemble((job.name, "bold"), "  ", state_text(job.state), ("  " + job.id, "dim"))
+    parts: list[RenderableType] = [head, facts(_facts(job, samples, now))]
+    if job.verdict is not None and job.state in ("failed", "recovering"):
+        parts.append(failure_text(job.verdict))
+    return Group(*parts)
+
+
+def failure_text(verdict: Verdict) -> RenderableType:
+    """Show what happened, to which rank, with its traceback as it was raised."""
+    parts = [Text.assemble("\n", ("Failure", "bold red"), "  ", harmless(verdict.summary))]
+    if verdict.traceback:
+        parts.append(Text(harmless(verdict.traceback.rstrip())))
+    if verdict.consequences:
+        ranks = ", ".join(str(rank) for rank in verdict.consequences)
+        parts.append(Text(f"ranks {ranks} ended because of it", style="dim"))
+    return Group(*parts)
+
+
+def training_facts(config: TrainingConfig) -> Iterator[tuple[str, str]]:
+    """What a job file asks for, in three lines."""
+    data, batch = config.data, config.train.batch
+    source = {"text": "text of {}", "tokens": "tokens of {}"}.get(data.kind, "its own data")
+    cut = f", sequences of {data.seq_len}" if data.kind != "task" else ""
+    model = f"llama {config.model.size}" if config.model.kind == "llama" else f"task {config.model.target}"
+    yield "model", f"{model} on {source.format(getattr(data, 'path', ''))}{cut}"
+    yield (
+        "train",
+        f"{plural(config.train.steps, 'step')} of {plural(batch.global_sequences, 'sequence')}, "
+        f"{config.train.optimizer.name}, {config.train.precision.params}",
+    )
+    yield "engine", f"{config.engine.kind}, ZeRO stage {config.engine.stage}"
+
+
+def training_facts_of(job: JobView) -> Iterator[tuple[str, str]]:
+    """The same of a job; nothing where the list left its spec out."""
+    if job.spec:
+        yield from training_facts(config_of(job.spec))
+
+
+def speed_of(samples: Sequence[Sample]) -> tuple[float, float] | None:
+    """Tokens per second and seconds per step by the newest sample of the lowest rank."""
+    rank = min((s for s in samples if s.steps and s.step_seconds > 0), key=lambda s: s.rank, default=None)
+    if rank is None:
+        return None
+    return rank.tokens / (rank.steps * rank.step_seconds), rank.step_seconds
+
+
+def _facts(job: JobView, samples: SamplesView, now: datetime) -> Iterator[tuple[str, RenderableType]]:
+    if job.reason:
+        yield "reason", Text(harmless(job.reason))
+    share = job.step / job.target_steps if job.target_steps else 0.0
+    steps = f"{count_text(job.step)} of {count_text(job.target_steps)}  "
+    yield "step", Text.assemble(steps, bar(share, BAR_WIDTH, "green" if job.state == "succeeded" else "blue"))
+    if samples.losses:
+        yield "loss", loss_curve(samples)
+    speed = speed_of(samples.latest)
+    if speed is not None and not job.is_terminal:
+        yield "speed", f"{rate_text(speed[0])} tokens/s, {seconds_text(speed[1])} a step"
+    yield from training_facts_of(job)
+    yield "workers", workers_text(job)
+    yield "restarts", restarts_text(job)
+    yield "time", _time_text(job, now)
+    if job.run_dir:
+        yield "files", job.run_dir
+    if job.result is not None and job.result.export_path:
+        yield "export", job.result.export_path
+
+
+def loss_curve(samples: SamplesView) -> Text:
+    """First loss, the curve, newest loss."""
+    losses = [point.loss for point in samples.losses]
+    return Text.assemble(
+        loss_text(losses[0]), " ", (sparkline(losses, CURVE_WIDTH), "blue"), " ", loss_text(losses[-1])
+    )
+
+
+def workers_text(job: JobView) -> str:
+    """How many workers it runs on, and how many it may."""
+    if not job.spec:
+        return str(job.world_size or "-")
+    scaling = config_of(job.spec).scaling
+    width = scaling.num_workers
+    asked = str(width.max) if width.min == width.max else f"{width.min} to {width.max}"
+    each = f"{plural(scaling.cpus_per_worker, 'CPU')} each"
+    return f"{job.world_size} of {asked}, {each}" if job.world_size else f"{asked} asked for, {each}"
+
+
+def restarts_text(job: JobView) -> str:
+    """What was rebuilt, and how much of the failure budget that took."""
+    counters = job.counters
+    rebuilt = [
+        plural(number, what)
+        for number, what in (
+            (counters.rounds, "round"),
+            (counters.attempts, "attempt"),
+            (counters.generations, "generation"),
+        )
+        if number
+    ]
+    if not rebuilt and not counters.charged:
+        return "none"
+    limit = f" of {config_of(job.spec).failure.max_failures}" if job.spec else ""
+    return f"{', '.join(rebuilt) or 'none'}; {counters.charged}{limit} failures charged"
+
+
+def config_of(spec: Mapping[str, Any]) -> TrainingConfig:
+    """Read the training part of a spec as the service tells it; a newer service's own keys are set aside."""
+    known = {key: value for key, value in spec.items() if key in TrainingConfig.model_fields}
+    return TrainingConfig.model_validate(known)
+
+
+def _time_text(job: JobView, now: datetime) -> str:
+    end = job.finished_at or now
+    lived = seconds_text((end - job.created_at).total_seconds())
+    if job.started_at is None:
+        return f"submitted {day_text(job.created_at)}, {lived} ago"
+    ran = seconds_text((end - job.started_at).total_seconds())
+    return f"submitted {day_text(job.created_at)}; {'ran' if job.is_terminal else 'runs for'} {ran}"

@@ -1,0 +1,165 @@
+"""up, down, serve, demo, doctor: the yard itself."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from orchestrator.cli.command import JsonFlag, SetOption, command, leave
+from orchestrator.cli.connect import explained
+from orchestrator.cli.exit_code import CliError, ExitCode
+from orchestrator.cli.job_file import read_job_file
+from orchestrator.cli.pictures.demo_report import up_line
+from orchestrator.cli.screen import Screen
+from orchestrator.cli.wording import plural
+from orchestrator.settings import Settings, read_settings
+
+HomeOption = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="State directory; without it $SHARDYARD_HOME, else ~/.shardyard."),
+]
+
+
+def _settings(home: Path | None) -> tuple[Settings, dict[str, str]]:
+    environ = dict(os.environ) if home is None else {**os.environ, "SHARDYARD_HOME": str(home.absolute())}
+    with explained():
+        return read_settings(environ), environ
+
+
+@command
+def up(
+    home: HomeOption = None,
+    cpus: Annotated[
+        int | None, typer.Option(min=1, help="CPUs that Ray may give out; without it all.")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=0, help="GPUs that Ray may give out; without it all.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Start Ray and the orchestrator on this machine.
+
+    Ray is a cluster of its own: loopback only, token required. What runs already stays as it is. With SHARDYARD_RAY_ADDRESS set, only the orchestrator is started.
+    """
+    from orchestrator.cli.yard import bring_up  # psutil and the process edge: `ls` need not wait for them
+
+    screen = Screen(as_json=as_json)
+    settings, environ = _settings(home)
+    yard = bring_up(
+        settings.home_dir,
+        environ=environ,
+        num_cpus=cpus,
+        num_gpus=gpus,
+        with_ray=settings.ray_address is None,
+        tell=lambda what, where, seconds: screen.show(up_line(what, where, seconds)),
+    )
+    screen.emit(
+        {
+            "url": yard.service.url,
+            "ray": yard.cluster.url if yard.cluster else settings.ray_address,
+            "home": str(yard.home),
+            "storage": str(settings.storage_dir),
+            "logs": str(yard.service.log.parent),
+        }
+    )
+    screen.show(up_line("Storage", str(settings.storage_dir), None), up_line("State", str(yard.home), None))
+    screen.say("\nshardyard submit JOB.yaml --follow    shardyard down", "dim")
+
+
+@command
+def down(home: HomeOption = None, as_json: JsonFlag = False) -> None:
+    """End what `up` started, with every job on it.
+
+    Run directories stay: checkpoints, logs and exports outlive the cluster.
+    """
+    from orchestrator.cli.yard import bring_down  # see `up`
+
+    screen = Screen(as_json=as_json)
+    settings, _ = _settings(home)
+    taken = bring_down(settings.home_dir)
+    screen.emit({"processes_ended": taken.service + taken.cluster})
+    if taken.service + taken.cluster:
+        screen.say(f"Down: {plural(taken.service + taken.cluster, 'process', 'processes')} ended, none left.")
+    else:
+        screen.say("Nothing was up.")
+
+
+@command
+def serve() -> None:
+    """Run the orchestrator in the foreground.
+
+    For a service manager or a container. Settings come from SHARDYARD_* variables.
+    """
+    from orchestrator.app import serve as run_service  # FastAPI, SQLAlchemy, Ray's client: half a second
+
+    settings, _ = _settings(None)
+    with explained():
+        run_service(settings)
+
+
+@command
+def demo(
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="Another job file than examples/quickstart.yaml.")
+    ] = None,
+    overrides: SetOption = [],  # noqa: B006 -- typer copies it
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave Ray and orchestrator up, print the URL.")
+    ] = False,
+    home: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="State directory; without it a temporary one.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train, lose a rank to SIGKILL, recover, export.
+
+    Starts a Ray and an orchestrator of its own, and ends them again, also at Ctrl-C. What the job wrote stays.
+    Takes about two minutes on two cores.
+    """
+    from orchestrator.cli.demo import DemoHome, run_demo, temporary_home  # see `up`
+
+    screen = Screen(as_json=as_json)
+    job_file = read_job_file(file or str(quickstart_file()), overrides)
+    job_file.parse()
+    if home is not None:
+        place = DemoHome(path=home.absolute(), is_temporary=False, keep=keep)
+    elif keep:
+        place = DemoHome(path=_settings(None)[0].home_dir, is_temporary=False, keep=True)
+    else:
+        place = DemoHome(path=temporary_home(), is_temporary=True, keep=False)
+    leave(run_demo(screen, job_file, place, environ=os.environ))
+
+
+def quickstart_file() -> Path:
+    """Return the example job: packed into the wheel beside the code, or in the repository."""
+    package = Path(__file__).parents[1]
+    for path in (package / "quickstart.yaml", package.parent / "examples" / "quickstart.yaml"):
+        if path.is_file():
+            return path
+    raise CliError("examples/quickstart.yaml is not here", remedy="Name a job file: shardyard demo FILE")
+
+
+@command
+def doctor(as_json: JsonFlag = False) -> None:
+    """Say what is wrong here, and what to do.
+
+    Looks at this machine, the installation, the orchestrator and its Ray. Changes nothing.
+    """
+    from orchestrator.cli.doctor import examine  # psutil
+
+    screen = Screen(as_json=as_json)
+    worst = "ok"
+    for finding in examine(os.environ):
+        screen.emit(finding)
+        style = {"ok": "green", "warn": "yellow", "fail": "bold red"}[finding.verdict]
+        screen.show(
+            Text.assemble(
+                (finding.verdict.ljust(6), style), (finding.subject.ljust(14), "bold"), finding.found
+            )
+        )
+        if finding.remedy:
+            screen.show(Text(f"{'':20}{finding.remedy}", style="dim"))
+        worst = max(worst, finding.verdict, key=("ok", "warn", "fail").index)
+    leave(ExitCode.FAILED if worst == "fail" else ExitCode.DONE)
