@@ -10,9 +10,6 @@ from workers.contract.events import EventKind, JobResult, Sample
 from workers.contract.failure import FailureClass
 
 
-Phase = Literal["start", "restore", "step", "save", "finish"]
-
-
 class Ready(Message):
     """The rank joined its group and restored its state; the next step is `step` (0-based)."""
 
@@ -20,14 +17,6 @@ class Ready(Message):
     step: int
     resumed_from: str | None
     seconds: Mapping[str, float]  # rendezvous, build, restore
-
-
-class At(Message):
-    """Where the rank is now: never sent, but written on a board that its agent reads even after a SIGKILL."""
-
-    type: Literal["at"] = "at"
-    phase: Phase
-    step: int | None = None  # 0-based, the step in work
 
 
 class Measured(Message):
@@ -68,10 +57,10 @@ class Done(Message):
     result: JobResult
 
 
-RankMessage = Annotated[Ready | At | Measured | Told | Failed | Done, Field(discriminator="type")]
-_ADAPTER: TypeAdapter[Ready | At | Measured | Told | Failed | Done] = TypeAdapter(RankMessage)
+RankMessage = Annotated[Ready | Measured | Told | Failed | Done, Field(discriminator="type")]
+_ADAPTER: TypeAdapter[Ready | Measured | Told | Failed | Done] = TypeAdapter(RankMessage)
 
 
-def parse_rank_message(line: bytes) -> Ready | At | Measured | Told | Failed | Done:
+def parse_rank_message(line: bytes) -> Ready | Measured | Told | Failed | Done:
     """Parse one message; raises ValidationError on anything that no rank of this version sends."""
     return _ADAPTER.validate_json(line)
