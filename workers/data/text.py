@@ -16,7 +16,7 @@ import xxhash
 
 from workers.contract.config import TextData
 from workers.data.dataset import DataError
-from workers.data.token_file import SUFFIX, read_header, write_token_file
+from workers.data.token_file import SUFFIX, TokenHeader, read_header, write_token_file
 from workers.data.tokenizer import NAME, VOCAB_SIZE, encode_document
 from workers.errors import StorageError
 
@@ -41,9 +41,14 @@ def prepare_text(data: TextData, cache_dir: Path) -> Path:
         if not _is_token_file(path):
             for leftover in path.parent.glob(f".{path.name}.*.part"):  # of a writer that was killed
                 leftover.unlink(missing_ok=True)
-            documents = (encode_document(_read(file)) for file in files)
-            write_token_file(path, documents, vocab_size=VOCAB_SIZE, tokenizer=NAME)
+            tokenize_files(files, path)
     return path
+
+
+def tokenize_files(files: Sequence[Path], path: Path) -> TokenHeader:
+    """Write `files` as the token file `path`, each one a document. Raises DataError and StorageError."""
+    documents = (encode_document(_read(file)) for file in files)
+    return write_token_file(path, documents, vocab_size=VOCAB_SIZE, tokenizer=NAME)
 
 
 def collect_files(data: TextData) -> Sequence[Path]:

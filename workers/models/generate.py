@@ -81,10 +81,10 @@ def generate_ids(
     Temperature 0 takes the likeliest byte each time. Ids that are no bytes are never drawn, so that a text has exactly
     `num_tokens` bytes. What lies further back than the model's context is forgotten.
     """
-    assert prompt, "a model predicts the token after something"
+    assert len(prompt), "a model predicts the token after something"
     assert temperature >= 0, temperature
     generator = torch.Generator().manual_seed(seed)
-    ids = list(prompt)
+    ids = [int(token) for token in prompt]
     for _ in range(num_tokens):
         window = torch.tensor([ids[-model.context_tokens :]])
         logits = model.module(window)[0, -1, : tokenizer.BOS].float()
@@ -100,8 +100,8 @@ def generate_text(
     directory: Path, prompt: str, *, num_bytes: int, temperature: float = 0.8, seed: int = 0
 ) -> str:
     """Return `num_bytes` bytes of text that an exported model writes after `prompt` (not part of what is returned)."""
-    ids = [int(token) for token in tokenizer.encode_document(prompt.encode())]
     model = load_exported(directory)
+    ids = tokenizer.encode_document(prompt.encode()).tolist()
     return tokenizer.decode(
         generate_ids(model, ids, num_tokens=num_bytes, temperature=temperature, seed=seed)
     )

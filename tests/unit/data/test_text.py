@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from workers.contract.config import TextData
+from workers.contract.config import TextData, TokensData
 from workers.data import DataError, load_dataset
-from workers.data.text import collect_files, prepare_text
+from workers.data.text import collect_files, prepare_text, tokenize_files
 from workers.data.token_file import map_tokens, read_header
 from workers.data.tokenizer import BOS, VOCAB_SIZE, decode
 from workers.errors import StorageError
@@ -41,6 +41,13 @@ def test_files_become_bytes_in_the_order_of_their_names_each_after_a_mark(
     assert tokens_of(path) == [BOS, *"ä\n".encode(), BOS, *b"b = 2\n", BOS]
     assert read_header(path).vocab_size == VOCAB_SIZE
     assert decode(tokens_of(path)) == "ä\nb = 2\n"
+
+
+def test_prepared_files_give_the_same_samples_as_the_text_itself(corpus: Path, tmp_path: Path) -> None:
+    written = tokenize_files(collect_files(text(corpus)), tmp_path / "out" / "corpus.tokens")
+    assert written == read_header(prepare_text(text(corpus), tmp_path / "cache"))
+    prepared = TokensData(kind="tokens", path=str(tmp_path / "out"), seq_len=4)
+    assert load_dataset(prepared, tmp_path).digest == load_dataset(text(corpus, seq_len=4), tmp_path).digest
 
 
 def test_a_pattern_may_name_a_directory(corpus: Path) -> None:
