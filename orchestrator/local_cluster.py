@@ -28,10 +28,15 @@ NODE_ADDRESS: Final = "127.0.0.2"  # Ray rewrites 127.0.0.1 to the machine's own
 DASHBOARD_ADDRESS: Final = "127.0.0.1"
 OBJECT_STORE_BYTES: Final = 128 << 20  # nothing large passes through it
 START_SECONDS: Final = 60.0
+DASHBOARD_SECONDS: Final = 20.0  # once Ray is up; it answers earlier unless its port was taken
 STOP_SECONDS: Final = 15.0
 _START_TRIES: Final = 3  # a free port can be taken between our look and Ray's bind
 _POLL_SECONDS: Final = 0.1
 _MAX_TEMP_ROOT: Final = 30
+
+
+class _DashboardLostError(LocalClusterError):
+    """Ray came up without its dashboard, as it does when the port is taken."""
 
 
 class LocalCluster(Message):
@@ -66,7 +71,7 @@ def start_cluster(
         for attempt in range(1, _START_TRIES + 1):
             try:
                 return _start_once(home, environ, num_cpus=num_cpus, num_gpus=num_gpus)
-            except LocalClusterError:
+            except _DashboardLostError:
                 if attempt == _START_TRIES:
                     raise
         raise AssertionError("the last try returns or raises")
@@ -110,6 +115,11 @@ def ray_environment(environ: Mapping[str, str], *, token_path: Path) -> dict[str
     }
 
 
+def ray_dir(temp_dir: Path) -> Path:
+    """Where Ray's files lie: Ray opens its own directory to all users, so it gets one inside a private one."""
+    return temp_dir / "r"
+
+
 def ray_command(
     *, dashboard_port: int, client_port: int, temp_dir: Path, num_cpus: int | None, num_gpus: int | None
 ) -> list[str]:
@@ -121,7 +131,7 @@ def ray_command(
         *("--dashboard-host", DASHBOARD_ADDRESS, "--dashboard-port", str(dashboard_port)),
         *("--dashboard-agent-listen-port", "0", "--ray-client-server-port", str(client_port)),
         *("--min-worker-port", "0", "--max-worker-port", "0"),
-        *("--temp-dir", str(temp_dir), "--object-store-memory", str(OBJECT_STORE_BYTES)),
+        *("--temp-dir", str(ray_dir(temp_dir)), "--object-store-memory", str(OBJECT_STORE_BYTES)),
         *("--disable-usage-stats", "--include-log-monitor", "false", "--log-style", "record"),
         "--no-monitor",  # the autoscaler's process: one node never scales
         *(word for flag, value in given.items() if value is not None for word in (flag, str(value))),
@@ -174,24 +184,33 @@ def _start_once(
 
 
 def _wait_for_ray(cluster: LocalCluster) -> str:
-    """Wait until the Jobs API answers to our token, for our session, with a live node; return the GCS address."""
-    token = cluster.token_path.read_text(encoding="utf-8")
-    address_file = cluster.temp_dir / "ray_current_cluster"
-    deadline = time.monotonic() + START_SECONDS
-    with httpx.Client(
-        base_url=cluster.url, headers={"Authorization": f"Bearer {token}"}, timeout=5.0, trust_env=False
-    ) as client:
+    """Wait until Ray takes jobs; return the address of its GCS. Raises LocalClusterError, _DashboardLostError."""
+    address_file = ray_dir(cluster.temp_dir) / "ray_current_cluster"  # the last thing that `ray start` writes
+    headers = {"Authorization": f"Bearer {cluster.token_path.read_text(encoding='utf-8')}"}
+    dashboard_deadline = deadline = time.monotonic() + START_SECONDS
+    with httpx.Client(base_url=cluster.url, headers=headers, timeout=5.0, trust_env=False) as client:
         while time.monotonic() < deadline:
             if not processes.is_running(cluster.ray):
                 raise LocalClusterError(f"Ray ended while it started; {tail(cluster.log)}")
-            with contextlib.suppress(httpx.HTTPError, OSError, ValueError, KeyError):
-                session = str(client.get("/api/version").raise_for_status().json()["session_name"])
-                nodes = client.get("/api/v0/nodes").raise_for_status().json()["data"]["result"]["result"]
-                is_ours = (cluster.temp_dir / session).is_dir()
-                if is_ours and any(node["state"] == "ALIVE" for node in nodes):
-                    return address_file.read_text(encoding="utf-8").strip()
+            is_up = address_file.exists()
+            if is_up and _takes_jobs(client, cluster):
+                return address_file.read_text(encoding="utf-8").strip()
+            if not is_up:
+                dashboard_deadline = time.monotonic() + DASHBOARD_SECONDS
+            elif time.monotonic() > dashboard_deadline:
+                raise _DashboardLostError(f"Ray runs but its dashboard does not answer; {tail(cluster.log)}")
             time.sleep(_POLL_SECONDS)
-    raise LocalClusterError(f"Ray did not answer within {START_SECONDS:.0f} s; {tail(cluster.log)}")
+    raise LocalClusterError(f"Ray did not start within {START_SECONDS:.0f} s; {tail(cluster.log)}")
+
+
+def _takes_jobs(client: httpx.Client, cluster: LocalCluster) -> bool:
+    """Whether the Jobs API answers to our token, for our session (not a stranger's on that port), with a live node."""
+    with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
+        session = str(client.get("/api/version").raise_for_status().json()["session_name"])
+        nodes = client.get("/api/v0/nodes").raise_for_status().json()["data"]["result"]["result"]
+        is_ours = (ray_dir(cluster.temp_dir) / session).is_dir()
+        return is_ours and any(node["state"] == "ALIVE" for node in nodes)
+    return False
 
 
 def _end_cluster(home: Path, cluster: LocalCluster) -> Ended:

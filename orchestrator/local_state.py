@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from orchestrator.errors import OrchestratorError
+
 _LOG_TAIL_BYTES: Final = 2000
 
 
-class LocalClusterError(Exception):
+class LocalClusterError(OrchestratorError):
     """The cluster or the service did not start, or would not end: what happened, and where its log is."""
 
 

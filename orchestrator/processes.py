@@ -68,7 +68,7 @@ def is_running(owned: Owned) -> bool:
     """Whether the process we started is still there: a recycled pid does not carry our mark."""
     try:
         process = psutil.Process(owned.pid)
-        return process.status() != psutil.STATUS_ZOMBIE and _mark_of(process) == owned.mark
+        return _is_live(process) and _mark_of(process) == owned.mark
     except _GONE:
         return False
 
@@ -115,14 +115,15 @@ def end(owned: Owned, *, grace_seconds: float, kill_seconds: float = 10.0) -> En
 
 def _mark_of(process: psutil.Process) -> str | None:
     try:
-        return process.environ().get(MARK_ENV)
+        environment: Mapping[str, str] = process.environ()
+        return environment.get(MARK_ENV)
     except (*_GONE, OSError):
         return None
 
 
 def _is_live(process: psutil.Process) -> bool:
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except _GONE:
         return False
 
