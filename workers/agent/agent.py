@@ -1,0 +1,217 @@
+"""The agent: obeys round orders, forks and ends its rank, passes on what the rank says. Knows neither Ray nor torch.
+
+One loop on one thread. It is woken by the rank's sentinel, the store's sentinel, and a pipe that the reader and
+postbox threads write to; every turn looks at everything anew, so no wake-up can be lost or come in a wrong order.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import Final
+
+from workers.agent.forkserver import WarmForkserver
+from workers.agent.messages import Ended, Registered, Said, Started, StoreMoved
+from workers.agent.postbox import Postbox
+from workers.agent.rank_process import RankProcess
+from workers.agent.store import Store
+from workers.contract.launch import LaunchRequest, RankOrder, RoundOrder
+from workers.contract.rank_messages import Measured
+
+_LOOK_SECONDS: Final = 1.0  # at the latest: the lease is looked at
+_EXIT_SECONDS: Final = 0.25  # for a rank that said `Failed` or `Done` to leave with its own exit code
+
+
+class LeaseLostError(Exception):
+    """The driver was silent for a whole lease: another generation may be about to start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """This agent's place in the attempt."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    node: str  # address
+    node_id: str
+    device: str
+    network_interface: str
+    sys_path: tuple[str, ...]
+
+
+class Waker:
+    """A pipe that any thread may ring."""
+
+    def __init__(self) -> None:
+        self.read_end, self._write_end = os.pipe()
+        os.set_blocking(self.read_end, False)
+        os.set_blocking(self._write_end, False)
+
+    def ring(self) -> None:
+        """Wake the loop."""
+        try:
+            os.write(self._write_end, b"x")
+        except BlockingIOError:
+            return  # full: it is awake already
+
+    def quiet(self) -> None:
+        """Take all rings."""
+        try:
+            while os.read(self.read_end, 4096):
+                pass
+        except BlockingIOError:
+            return
+
+
+class Agent:
+    """Runs one attempt on one seat. `server` is warm; `rank_target` is what a rank process runs."""
+
+    def __init__(
+        self,
+        *,
+        request: LaunchRequest,
+        seat: Seat,
+        server: WarmForkserver,
+        postbox: Postbox,
+        waker: Waker,
+        rank_target: Callable[..., None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._request = request
+        self._seat = seat
+        self._server = server
+        self._postbox = postbox
+        self._waker = waker
+        self._rank_target = rank_target
+        self._clock = clock
+        self._store: Store | None = None
+        self._rank: RankProcess | None = None
+        self._rank_is_proven = False
+        self._obeyed = 0
+
+    def run(self) -> None:
+        """Register, then obey until `stop`. Raises LeaseLostError. Leaves no process behind, however it ends."""
+        with ExitStack() as stack:
+            stack.callback(self._server.stop)
+            if self._seat.rank == 0:
+                self._store = Store(self._server, self._seat.node)
+            self._register()
+            while self._turn():
+                pass
+            self._end_rank(ordered=True)
+
+    def _register(self) -> None:
+        self._postbox.tell(
+            Registered(
+                rank=self._seat.rank,
+                node=self._seat.node,
+                node_id=self._seat.node_id,
+                pid=os.getpid(),
+                store_address=self._store.address if self._store else None,
+                seconds=self._server.seconds,
+                cold_modules=self._server.cold_modules,
+            ),
+            at_once=True,
+        )
+
+    def _turn(self) -> bool:
+        """Wait for something, then look at everything; False when the attempt is over."""
+        sentinels = [self._waker.read_end]
+        if self._rank is not None:
+            sentinels.append(self._rank.sentinel)
+        if self._store is not None:
+            sentinels.append(self._store.process.sentinel)
+        wait(sentinels, timeout=_LOOK_SECONDS)
+        self._waker.quiet()
+        self._hear_rank()
+        self._keep_store()
+        if self._postbox.gone.is_set() or self._clock() >= self._postbox.lease_ends_at:
+            self._end_rank(ordered=True)
+            raise LeaseLostError(
+                f"no word of the driver for {self._request.lease_seconds:g} s, or its relay is gone"
+            )
+        version, order = self._postbox.order
+        if order is None or version <= self._obeyed:
+            return True
+        self._obeyed = version
+        return self._obey(order)
+
+    def _obey(self, order: RoundOrder) -> bool:
+        self._end_rank(ordered=True)
+        if order.action == "stop":
+            return False
+        if order.action == "run":
+            self._start_rank(order)
+        return True
+
+    def _start_rank(self, order: RoundOrder) -> None:
+        rank_order = RankOrder(
+            request=self._request,
+            round=order,
+            rank=self._seat.rank,
+            world_size=self._seat.world_size,
+            local_rank=self._seat.local_rank,
+            node=self._seat.node,
+            device=self._seat.device,
+            network_interface=self._seat.network_interface,
+            environment=self._request.config.runtime.env,
+            sys_path=self._seat.sys_path,
+        )
+        self._rank = RankProcess(self._server, self._rank_target, rank_order, self._waker.ring, self._clock)
+        self._rank_is_proven = False
+        self._postbox.tell(Started(rank=self._seat.rank, round=order.round, pid=self._rank.pid), at_once=True)
+
+    def _hear_rank(self) -> None:
+        rank = self._rank
+        if rank is None:
+            return
+        self._pass_on(rank)
+        if rank.failed is not None or rank.done is not None:
+            wait([rank.sentinel], timeout=_EXIT_SECONDS)
+            self._end_rank(ordered=rank.done is not None)
+        elif rank.is_gone:
+            self._end_rank(ordered=False)
+
+    def _pass_on(self, rank: RankProcess) -> None:
+        for message in rank.take():
+            is_routine = isinstance(message, Measured) and self._rank_is_proven
+            self._rank_is_proven = self._rank_is_proven or isinstance(message, Measured)
+            self._postbox.tell(
+                Said(rank=self._seat.rank, round=rank.order.round.round, message=message),
+                at_once=not is_routine,
+            )
+
+    def _end_rank(self, *, ordered: bool) -> None:
+        """End the rank if there is one, with everything that descends from it, and say how it ended."""
+        rank, self._rank = self._rank, None
+        if rank is None:
+            return
+        rank.end(spare=(self._store.pid,) if self._store is not None else ())
+        self._pass_on(rank)
+        self._postbox.tell(
+            Ended(
+                rank=self._seat.rank,
+                round=rank.order.round.round,
+                ending=rank.ending(ordered=ordered and rank.failed is None),
+            ),
+            at_once=True,
+        )
+
+    def _keep_store(self) -> None:
+        """Start the store again where it died: the round in work does not need it, the next one does."""
+        if self._store is None or self._store.process.is_alive():
+            return
+        self._store = Store(self._server, self._seat.node)
+        self._postbox.tell(StoreMoved(rank=self._seat.rank, store_address=self._store.address), at_once=True)
+
+
+def rank_environment(request: LaunchRequest) -> Mapping[str, str]:
+    """What must be set before the forkserver starts, since libraries read it when they are loaded."""
+    scaling = request.config.scaling
+    environment = {"OMP_NUM_THREADS": str(scaling.threads_per_worker or scaling.cpus_per_worker)}
+    if request.gpus_per_worker == 0:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    return environment

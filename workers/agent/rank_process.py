@@ -1,0 +1,127 @@
+"""One forked rank as its agent sees it: what it says, that it lives, and how it ended."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from workers.agent.forkserver import WarmForkserver
+from workers.board import BOARD_SIZE, clear_board, read_board
+from workers.contract.failure import FailureClass, RankEnding
+from workers.contract.launch import RankOrder
+from workers.contract.rank_messages import Done, Failed, Measured, Ready, Told, parse_rank_message
+
+_LAST_WORDS_SECONDS: Final = 1.0  # for the pipe to run dry after the process is gone
+
+
+class RankProcess:
+    """A running rank. `wake` is called, from another thread, when `take` has something."""
+
+    def __init__(
+        self,
+        server: WarmForkserver,
+        target: Callable[..., None],
+        order: RankOrder,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.order = order
+        self.began_at = clock()
+        self.failed: Failed | None = None
+        self.done: Done | None = None
+        self._clock = clock
+        self._wake = wake
+        self._server = server
+        self._lines: deque[bytes] = deque()
+        self._board: Any = server.board(BOARD_SIZE)
+        clear_board(self._board)
+        self._conn, child = server.pipe()
+        self._process = server.fork(target, order.to_json(), child, self._board)
+        child.close()
+        self._reader = threading.Thread(target=self._read, name=f"rank-{order.rank}-reader", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The rank's process id, which is also its process group."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def sentinel(self) -> int:
+        """Ready when the process is gone."""
+        return self._process.sentinel
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process has ended."""
+        return bool(wait([self.sentinel], timeout=0))
+
+    def take(self) -> list[Ready | Measured | Told | Done]:
+        """Return what the rank has said since; `Failed` is kept for the ending."""
+        said: list[Ready | Measured | Told | Done] = []
+        while self._lines:
+            try:
+                message = parse_rank_message(self._lines.popleft())
+            except ValidationError:
+                continue  # no rank of ours: user code wrote into our pipe
+            if isinstance(message, Failed):
+                self.failed = message
+                continue
+            if isinstance(message, Done):
+                self.done = message
+            said.append(message)
+        return said
+
+    def end(self, spare: tuple[int, ...]) -> None:
+        """Kill the rank with all that it started; what it said before can still be taken."""
+        if not self.is_gone:
+            self._process.kill()
+        with contextlib.suppress(
+            ProcessLookupError
+        ):  # no group: it died before it made one, or left nobody in it
+            os.killpg(self.pid, signal.SIGKILL)
+        self._server.sweep(spare)
+        self._process.join()
+        self._reader.join(timeout=_LAST_WORDS_SECONDS)
+        self._conn.close()
+
+    def ending(self, *, ordered: bool) -> RankEnding:
+        """Say how it ended; call it after `end`."""
+        phase, step = read_board(self._board)
+        exit_code = self._process.exitcode
+        base = RankEnding(
+            rank=self.order.rank,
+            node=self.order.node,
+            at=self._clock() - self.began_at,
+            exit_code=exit_code,
+            phase=phase,
+            step=step,
+            ordered=ordered,
+        )
+        if self.failed is not None:
+            said = self.failed.model_dump(exclude={"type"})
+            return base.model_copy(update={**said, "failure_class": self.failed.failure_class})
+        if exit_code == 0 and not ordered:
+            return base.model_copy(
+                update={
+                    "failure_class": FailureClass.USER_CODE,
+                    "error_type": "EarlyExit",
+                    "message": "the process exited with code 0 before the last step",
+                }
+            )
+        return base
+
+    def _read(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._lines.append(self._conn.recv_bytes())
+                self._wake()
+        self._wake()

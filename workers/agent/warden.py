@@ -1,0 +1,29 @@
+"""The process that outlives a killed agent just long enough to end whatever its ranks left behind."""
+
+import signal
+import time
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from typing import Final
+
+from workers.agent.preload import cold_modules
+from workers.agent.sweep import marked, sweep
+from workers.guard import leave_forkserver
+
+_GIVE_UP_SECONDS: Final = 30.0
+
+
+def warden_main(mark: str, conn: Connection) -> None:
+    """Tell what the forkserver did not import, then wait for the agent's end and sweep until nothing is left."""
+    leave_forkserver()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    conn.send(cold_modules())
+    conn.close()
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    deadline = time.monotonic() + _GIVE_UP_SECONDS
+    while marked(mark) and time.monotonic() < deadline:
+        sweep(mark)
+        time.sleep(0.02)
