@@ -78,6 +78,7 @@ class Follower:
         self._tail = LogTail(wants=wants_log)
         self._after = 0
         self._note = ""
+        self._told: EventView | None = None
         self._told_at = 0.0
 
     def run(self) -> JobView:
@@ -118,7 +119,8 @@ class Follower:
     def _tell_event(self, event: EventView) -> None:
         self.screen.emit(event)
         if event.kind not in ROUTINE:
-            self.screen.show(event_line(event))
+            self.screen.show(event_line(event, self._told))
+            self._told = event
         if self._on_event is not None:
             self._on_event(event)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.cli.exit_code import CliError, ExitCode
+from orchestrator.cli.wording import plural
 from orchestrator.errors import SpecError
 from orchestrator.spec import parse_spec
 from orchestrator.spec.model import JobSpec
@@ -29,7 +30,7 @@ class JobFile:
         except SpecError as error:
             number = len(error.problems)
             raise CliError(
-                f"{self.source}: {number} problem{'s' if number != 1 else ''}, nothing was submitted",
+                f"{self.source}: {plural(number, 'problem')}",
                 problems=tuple(str(problem) for problem in error.problems),
                 code=ExitCode.BAD_INPUT,
             ) from error

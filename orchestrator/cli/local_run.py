@@ -35,6 +35,7 @@ class LocalRun:
         self.state, self.reason = "starting", "starting Ray"
         self.samples: dict[int, Sample] = {}
         self.result: JobResult | None = None
+        self._told: Event | None = None
         self._began = time.monotonic()
 
     def take(self, line: Mapping[str, Any] | str) -> None:
@@ -54,7 +55,8 @@ class LocalRun:
 
     def _event(self, event: Event) -> None:
         if event.kind not in ROUTINE:
-            self.screen.show(event_line(event))
+            self.screen.show(event_line(event, self._told))
+            self._told = event
         match event.kind:
             case EventKind.FIRST_STEP:
                 self.state, self.reason = "running", ""

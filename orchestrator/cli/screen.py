@@ -39,9 +39,16 @@ class Screen:
 
     def show(self, *parts: RenderableType) -> None:
         """Print for a person; nothing with `--json`."""
-        if not self.as_json:
-            for part in parts:
-                self.out.print(part)
+        if self.as_json:
+            return
+        if self.out.is_terminal:
+            self.out.print(*parts, sep="\n")
+            return
+        with self.out.capture() as captured:
+            self.out.print(*parts, sep="\n")
+        lines = captured.get().splitlines()  # tables pad their last column: a file need not have it
+        self.out.file.write("".join(f"{line.rstrip()}\n" for line in lines))
+        self.out.file.flush()
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line for a person on stdout; nothing with `--json`."""

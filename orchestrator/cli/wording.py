@@ -27,7 +27,7 @@ def bytes_text(num_bytes: int) -> str:
 
 def seconds_text(seconds: float) -> str:
     """A duration at the precision a reader uses: `0.31 s`, `8.2 s`, `1 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
-    if seconds < 0:
+    if seconds <= 0:
         return "0.00 s"  # two clocks that disagree; a negative duration tells nobody anything
     if seconds < 9.995:
         return f"{seconds:.2f} s" if seconds < 0.9995 else f"{seconds:.1f} s"

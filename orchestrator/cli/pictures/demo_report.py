@@ -14,7 +14,7 @@ from orchestrator.cli.pictures.job_page import failure_text, loss_curve, trainin
 from orchestrator.cli.pictures.memory import memory_table
 from orchestrator.cli.pictures.result import samples_text
 from orchestrator.cli.pictures.style import facts, heading, state_text
-from orchestrator.cli.pictures.timeline import WORD_WIDTH, timeline
+from orchestrator.cli.pictures.timeline import WORD_WIDTH, Mark, timeline
 from orchestrator.cli.wording import (
     bytes_text,
     clock_text,
@@ -40,8 +40,12 @@ def killed_line(kill: Kill) -> Text:
         "  ",
         ("killed".ljust(WORD_WIDTH), "bold red"),
         "  ",
-        f"SIGKILL to rank {kill.rank}, process {kill.pid}, at about step {kill.step}",
+        _kill_text(kill),
     )
+
+
+def _kill_text(kill: Kill) -> str:
+    return f"SIGKILL to rank {kill.rank}, process {kill.pid}, at about step {kill.step}"
 
 
 def demo_report(
@@ -53,7 +57,9 @@ def demo_report(
     text: str,
 ) -> RenderableType:
     """Timeline, memory, checkpoints, generated text, and last the facts a reader came for."""
-    parts: list[RenderableType] = [heading("Timeline"), timeline(story.events, since=job.created_at)]
+    mark = None if story.kill is None else Mark(at=story.kill.at, word="killed", text=_kill_text(story.kill))
+    shown = timeline(story.events, since=job.created_at, mark=mark)
+    parts: list[RenderableType] = [heading("Timeline"), shown]
     memory = memory_table(story.newest())
     if memory is not None:
         parts += [heading("Memory", "bytes that each rank holds, by category"), memory]

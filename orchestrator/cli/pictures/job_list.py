@@ -2,29 +2,54 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Final
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from orchestrator.api.views import CheckpointView, JobView
 from orchestrator.cli.pictures.style import columns, state_text
-from orchestrator.cli.wording import age_text, bytes_text, clock_text, count_text
+from orchestrator.cli.wording import age_text, bytes_text, clock_text, count_text, harmless
+
+HEADINGS: Final = ("NAME", "STATE", "STEP", "WORKERS", "AGE", "ID")
+RIGHT: Final = frozenset({"STEP", "WORKERS", "AGE"})
 
 
-def job_table(jobs: Sequence[JobView], *, now: datetime) -> Table:
-    """One line a job, newest first; the reason only where it tells more than the state."""
-    table = columns("NAME", "STATE", "STEP", "WORKERS", "AGE", "ID", "WHY", right=["STEP", "WORKERS", "AGE"])
-    for job in jobs:
-        table.add_row(
-            Text(job.name, style="bold"),
-            state_text(job.state),
-            f"{count_text(job.step)}/{count_text(job.target_steps)}",
-            str(job.world_size or "-"),
-            age_text((now - job.created_at).total_seconds()),
-            Text(job.id, style="dim"),
-            Text("" if job.state in ("running", "succeeded") else job.reason, style="dim"),
-        )
-    return table
+def job_table(jobs: Sequence[JobView], *, now: datetime) -> Group:
+    """One line a job, newest first. Below it the reason, where it tells more than the state does."""
+    rows = [_cells(job, now) for job in jobs]
+    widths = [
+        max([len(heading), *(row[place].cell_len for row in rows)]) for place, heading in enumerate(HEADINGS)
+    ]
+    lines = [_line([Text(heading, style="dim") for heading in HEADINGS], widths)]
+    for job, row in zip(jobs, rows, strict=True):
+        lines.append(_line(row, widths))
+        if job.reason and job.state not in ("running", "succeeded"):
+            reason = Text(harmless(job.reason), style="dim", no_wrap=True, overflow="ellipsis")
+            lines.append(Text.assemble("  ", reason, no_wrap=True, overflow="ellipsis"))
+    return Group(*lines)
+
+
+def _cells(job: JobView, now: datetime) -> list[Text]:
+    return [
+        Text(job.name, style="bold"),
+        state_text(job.state),
+        Text(f"{count_text(job.step)}/{count_text(job.target_steps)}"),
+        Text(str(job.world_size or "-")),
+        Text(age_text((now - job.created_at).total_seconds())),
+        Text(job.id, style="dim"),
+    ]
+
+
+def _line(cells: Sequence[Text], widths: Sequence[int]) -> Text:
+    line = Text(no_wrap=True, overflow="ellipsis")
+    for cell, width, heading in zip(cells, widths, HEADINGS, strict=True):
+        space = " " * (width - cell.cell_len)
+        line.append(space if heading in RIGHT else "").append_text(cell)
+        line.append("  " if heading in RIGHT else space + "  ")
+    line.rstrip()
+    return line
 
 
 def checkpoint_table(checkpoints: Sequence[CheckpointView]) -> Table:

@@ -42,7 +42,8 @@ def failure_text(verdict: Verdict) -> RenderableType:
         parts.append(Text(harmless(verdict.traceback.rstrip())))
     if verdict.consequences:
         ranks = ", ".join(str(rank) for rank in verdict.consequences)
-        parts.append(Text(f"ranks {ranks} ended because of it", style="dim"))
+        word = "rank" if len(verdict.consequences) == 1 else "ranks"
+        parts.append(Text(f"{word} {ranks} ended because of it", style="dim"))
     return Group(*parts)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,8 +10,11 @@ from rich.text import Text
 
 from orchestrator.cli.pictures.job_page import speed_of
 from orchestrator.cli.pictures.style import bar, state_text
-from orchestrator.cli.wording import count_text, loss_text, rate_text, seconds_text
+from orchestrator.cli.wording import count_text, harmless, loss_text, rate_text, seconds_text
 from workers.contract.events import Sample
+
+INDENT: Final = 12
+SEPARATOR: Final = " · "
 
 
 class Stands(Protocol):
@@ -46,22 +49,37 @@ def progress(
     share = job.step / job.target_steps if job.target_steps else 0.0
     room = max(10, min(60, width - len(steps) - 16))
     table.add_row(state_text(job.state.ljust(10)), bar(share, room), steps)
-    table_line = Text(note or _numbers(job, samples, elapsed_seconds), style="dim")
-    table_line.truncate(max(20, width - 12), overflow="ellipsis")
-    return Group(Text(""), table, Text.assemble(" " * 12, table_line))
+    told = note or fitting(_numbers(job, samples, elapsed_seconds), width - INDENT)
+    line = Text(told, style="dim")
+    line.truncate(max(20, width - INDENT), overflow="ellipsis")
+    return Group(Text(""), table, Text.assemble(" " * INDENT, line))
 
 
-def _numbers(job: Stands, samples: Sequence[Sample], elapsed_seconds: float) -> str:
+def _numbers(job: Stands, samples: Sequence[Sample], elapsed_seconds: float) -> list[str]:
+    """What to tell, the most important first."""
     speed = speed_of(samples)
     elapsed = seconds_text(elapsed_seconds)
     if job.state != "running" or speed is None:
-        return " · ".join(part for part in (elapsed, job.reason) if part)
+        return [part for part in (harmless(job.reason), elapsed) if part]
     newest = max(samples, key=lambda s: s.step)
     left = (job.target_steps - job.step) * speed[1]
-    return (
-        f"loss {loss_text(newest.loss)} · {rate_text(speed[0])} tokens/s · "
-        f"{seconds_text(speed[1])} a step · {elapsed} · {seconds_text(left)} left"
-    )
+    return [
+        f"loss {loss_text(newest.loss)}",
+        f"{rate_text(speed[0])} tokens/s",
+        f"{seconds_text(left)} left",
+        f"{elapsed} so far",
+        f"{seconds_text(speed[1])} a step",
+    ]
+
+
+def fitting(parts: Sequence[str], width: int) -> str:
+    """Join as many of `parts` as fit, in order; always the first."""
+    line = parts[0] if parts else ""
+    for part in parts[1:]:
+        if len(line) + len(SEPARATOR) + len(part) > width:
+            break
+        line += SEPARATOR + part
+    return line
 
 
 def progress_line(job: Stands, samples: Sequence[Sample]) -> str:

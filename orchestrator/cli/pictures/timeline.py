@@ -1,6 +1,7 @@
 """A job's timeline: one line an event, with the time since the first one."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -8,8 +9,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.pictures.style import columns
-from orchestrator.cli.wording import clock_text, harmless, offset_text, plural
+from orchestrator.cli.pictures.style import columns, state_text
+from orchestrator.cli.wording import (
+    bytes_text,
+    clock_text,
+    count_text,
+    harmless,
+    offset_text,
+    plural,
+    seconds_text,
+)
 from workers.contract.events import Event, EventKind
 
 WORD: Final = {
@@ -60,40 +69,75 @@ def where_text(event: Event) -> str:
     return text if event.rank is None else f"{text} rank {event.rank}"
 
 
-def event_line(event: Event) -> Text:
-    """One event as a line of a stream: time of day, kind, message."""
-    return Text.assemble(
-        (clock_text(event.at), "dim"),
-        "  ",
-        (WORD[event.kind].ljust(WORD_WIDTH), STYLE.get(event.kind, "cyan")),
-        "  ",
-        harmless(event.message),
-    )
+def word_of(event: Event) -> Text:
+    """Name the kind of an event; of a change of state, the new state in its colour."""
+    new = event.data.get("new")
+    if event.kind is EventKind.STATE and isinstance(new, str):
+        return state_text(new)
+    return Text(WORD[event.kind], style=STYLE.get(event.kind, "cyan"))
 
 
-def timeline(events: Sequence[Event], *, since: datetime, limit: int | None = None) -> RenderableType:
+def message_of(event: Event, before: Event | None) -> str:
+    """Say what happened without what the line already says: the new state, or the failure told just `before`."""
+    told, data = event.message, event.data
+    match event.kind:
+        case EventKind.STATE if data.get("new") and data.get("reason"):
+            told = str(data["reason"])
+        case EventKind.RESTART if before is not None and told.startswith(f"{before.message}; "):
+            told = told.removeprefix(f"{before.message}; ")
+        case EventKind.CHECKPOINT_PUBLISHED if {"bytes", "stall_seconds"} <= data.keys():
+            step = f"step {count_text(event.step)}, " if event.step is not None else ""
+            stall = seconds_text(float(data["stall_seconds"]))
+            told = f"{step}{bytes_text(int(data['bytes']))}; training stood still for {stall}"
+        case _:
+            pass
+    return harmless(told)
+
+
+def event_line(event: Event, before: Event | None = None) -> Text:
+    """One event as a line of a stream: time of day, kind, message. `before` is the event told before it."""
+    word = word_of(event)
+    word.pad_right(WORD_WIDTH - len(word))
+    return Text.assemble((clock_text(event.at), "dim"), "  ", word, "  ", message_of(event, before))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Something that whoever watches did, to be shown in its place among the events."""
+
+    at: datetime
+    word: str
+    text: str
+
+
+def timeline(
+    events: Sequence[Event], *, since: datetime, limit: int | None = None, mark: Mark | None = None
+) -> RenderableType:
     """The newest `limit` events that are not routine, oldest first; `since` is second 0."""
     told = [event for event in events if event.kind not in ROUTINE]
-    shown = told if limit is None else told[-limit:]
+    first = 0 if limit is None else max(0, len(told) - limit)
     table = columns("AFTER", "EVENT", "WHAT HAPPENED", right=["AFTER"], wrap=["WHAT HAPPENED"])
-    for event in shown:
-        table.add_row(
-            Text(offset_text((event.at - since).total_seconds()), style="dim"),
-            Text(WORD[event.kind], style=STYLE.get(event.kind, "cyan")),
-            Text(harmless(event.message)),
-        )
-    hidden = len(told) - len(shown)
-    return Group(Text(f"... {plural(hidden, 'earlier event')}", style="dim"), table) if hidden else table
+    for place in range(first, len(told)):
+        event, before = told[place], told[place - 1] if place else None
+        if mark is not None and event.at > mark.at:
+            table.add_row(_after(mark.at, since), Text(mark.word, style="bold red"), Text(mark.text))
+            mark = None
+        table.add_row(_after(event.at, since), word_of(event), Text(message_of(event, before)))
+    return Group(Text(f"... {plural(first, 'earlier event')}", style="dim"), table) if first else table
+
+
+def _after(moment: datetime, since: datetime) -> Text:
+    return Text(offset_text((moment - since).total_seconds()), style="dim")
 
 
 def event_table(events: Sequence[Event]) -> Table:
-    """Every event with its time of day and place, for `shardyard events`."""
+    """Every event as it was told, with its time of day and place, for `shardyard events`."""
     table = columns("TIME", "WHERE", "EVENT", "WHAT HAPPENED", wrap=["WHAT HAPPENED"])
     for event in events:
         table.add_row(
             Text(clock_text(event.at), style="dim"),
             Text(where_text(event), style="dim"),
-            Text(WORD[event.kind], style=STYLE.get(event.kind, "cyan")),
-            Text(harmless(event.message)),
+            word_of(event),
+            Text(message_of(event, None)),
         )
     return table
