@@ -37,7 +37,7 @@ class World:
         """Return every rank's integers, by rank. All ranks give equally many."""
         mine = torch.tensor(list(values), dtype=torch.int64, device=self.device)
         everyone = torch.empty(self.world_size * len(values), dtype=torch.int64, device=self.device)
-        dist.all_gather_into_tensor(everyone, mine, group=self.group)
+        dist.all_gather_single(everyone, mine, group=self.group)
         return [[int(value) for value in row] for row in everyone.view(self.world_size, -1).tolist()]
 
 
@@ -137,7 +137,7 @@ def _test_reductions(world: World) -> None:
     ):
         given = torch.full((world.world_size,), world.rank + 1.0, device=world.device)
         received = torch.empty(1, device=world.device)
-        dist.reduce_scatter_tensor(received, given, op=operation, group=world.group)
+        dist.reduce_scatter_single(received, given, op=operation, group=world.group)
         if received.item() != expected:
             raise CollectiveError(
                 f"reduce-scatter with {name} gave {received.item()} instead of {expected} over "

@@ -55,12 +55,12 @@ def test_a_store_that_is_not_there_is_a_rendezvous_error(ranks: "Launcher") -> N
 
 
 def join_with_an_average_that_sums(seat: "Seat") -> str:
-    honest = dist.reduce_scatter_tensor
+    honest = dist.reduce_scatter_single
 
     def lying(output: torch.Tensor, given: torch.Tensor, **options: Any) -> Any:
         return honest(output, given, **(options | {"op": dist.ReduceOp.SUM}))
 
-    world_module.dist.reduce_scatter_tensor = lying
+    world_module.dist.reduce_scatter_single = lying
     try:
         seat.join()
     except CollectiveError as error:

@@ -1,0 +1,287 @@
+"""Small tasks with every oddity that users' modules have, their data, and a plain one-process trainer to compare with."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 -- as everybody calls it
+
+from workers.contract.batch import BatchPlan, plan_batch
+from workers.contract.config import TrainingConfig
+from workers.engines import WeightedBatch
+from workers.random_streams import seed_streams, stream_seed
+from workers.schedule import learning_rate
+
+WIDTH: Final = 6
+
+
+class Rows:
+    """Rows of noise with a target; row i counts 1 to 4 of its 4 positions, so that batches weigh differently."""
+
+    digest = "rows"
+
+    def __len__(self) -> int:
+        return 1000
+
+    def batch(self, ids: Sequence[int]) -> Mapping[str, torch.Tensor]:
+        generators = [torch.Generator().manual_seed(int(i)) for i in ids]
+        x = torch.stack([torch.randn(4, WIDTH, generator=g) for g in generators])
+        counted = torch.tensor([[position <= i % 4 for position in range(4)] for i in ids])
+        return {"x": x, "y": x.sum(-1, keepdim=True).sin(), "counted": counted}
+
+
+class Block(nn.Module):
+    """Residual MLP."""
+
+    def __init__(self, inner: int = 8) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, inner)
+        self.down = nn.Linear(inner, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    """Blocks and a head."""
+
+    def __init__(self, blocks: Sequence[nn.Module] | None = None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks if blocks is not None else [Block() for _ in range(3)])
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class TiedNet(Net):
+    """One weight is both the first and the last layer; B012."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.last = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.last(x))
+
+
+def shared_layer_net() -> Net:
+    """Two blocks share a layer, and one more block is called by nobody; B014."""
+    net = Net()
+    net.blocks[1].up = net.blocks[0].up
+    net.never = Block()
+    return net
+
+
+class UnusedLayerNet(Net):
+    """A block in the middle of the list that forward leaves out; B021, B022."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks[2](self.blocks[0](x)))
+
+
+class UnusedInsideBlock(Block):
+    """A trainable layer of a used block that is not used itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(WIDTH, WIDTH)
+
+
+class OddSizes(nn.Module):
+    """Parameters of shapes (2, 6), (1,), () and (3,): fewer rows than ranks, and none to cut; B025."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.two = nn.Parameter(torch.randn(2, WIDTH))
+        self.one = nn.Parameter(torch.randn(1))
+        self.scalar = nn.Parameter(torch.tensor(0.7))
+        self.three = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = F.linear(F.linear(x, self.two), self.two.t())
+        return x + (mixed * self.one + self.three.sum()) * self.scalar
+
+
+class EmptyLayerBlock(Block):
+    """Has a layer without a single weight; B026."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings(action="ignore"):  # torch warns of the empty weight
+            self.none = nn.Linear(WIDTH, 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.none(x).sum(-1, keepdim=True)
+
+
+def uneven_frozen_net() -> Net:
+    """Dims 5 and 7, one block frozen; B030."""
+    net = Net([Block(5), Block(7), Block(5)])
+    for parameter in net.blocks[1].parameters():
+        parameter.requires_grad_(requires_grad=False)
+    return net
+
+
+class TableNet(Net):
+    """A table that the constructor computes and no checkpoint holds, and a persistent counter; B047."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(4).div(3.0).cos().view(1, 4, 1), persistent=False)
+        self.register_buffer("counter", torch.tensor(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.table.dtype == torch.float32
+        return super().forward(x * self.table.to(x.dtype))
+
+
+class DropoutNet(Net):
+    """Half of the activations are dropped; remembers a hash of each mask."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = F.dropout(torch.ones_like(x), 0.5)
+        self.masks = [*getattr(self, "masks", []), int((kept != 0).flatten().long().bincount().tolist()[-1])]
+        self.last_mask = kept
+        return super().forward(x * kept)
+
+
+NETS: Final[Mapping[str, Callable[[], nn.Module]]] = {
+    "plain": Net,
+    "tied": TiedNet,
+    "shared_layer": shared_layer_net,
+    "unused_layer": UnusedLayerNet,
+    "unused_inside": lambda: Net([UnusedInsideBlock() for _ in range(3)]),
+    "odd_sizes": lambda: Net([OddSizes(), Block()]),
+    "empty_layer": lambda: Net([EmptyLayerBlock(), Block()]),
+    "uneven_frozen": uneven_frozen_net,
+    "table": TableNet,
+}
+
+
+@dataclass
+class NetTask:
+    """Fulfils `workers.models.Task`."""
+
+    net: Callable[[], nn.Module]
+    spoil_from: int | None = None  # the loss is NaN from this forward on
+    scale: float = 1.0  # of the loss
+    forwards: int = field(default=0)
+
+    def build(self) -> nn.Module:
+        return self.net()
+
+    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
+        return list(module.blocks)
+
+    def loss_sum(self, module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        error = (module(batch["x"]).float() - batch["y"]).square().squeeze(-1)
+        self.forwards += 1
+        spoiled = self.spoil_from is not None and self.forwards > self.spoil_from
+        return (error * batch["counted"]).sum() * (math.nan if spoiled else self.scale)
+
+    def num_tokens(self, batch: Mapping[str, torch.Tensor]) -> int:
+        return int(batch["counted"].sum())
+
+    def dataset(self, cache_dir: Path) -> Rows:
+        return Rows()
+
+
+def make_config(**changes: Any) -> TrainingConfig:
+    """Return a config of 6 steps of 10 rows; `changes` are dotted keys, `train__seed=1`."""
+    tree: dict[str, Any] = {
+        "model": {"kind": "task", "target": "small_tasks:NetTask"},
+        "data": {"kind": "task"},
+        "train": {
+            "steps": 6,
+            "batch": {"global_sequences": 10},
+            "optimizer": {"lr": 1e-2, "eps": 1e-6, "weight_decay": 0.1},
+            "schedule": {"name": "cosine", "warmup_steps": 2},
+            "precision": {"params": "fp32"},
+            "grad_clip": 1.0,
+        },
+        "engine": {"kind": "fsdp"},
+    }
+    for key, value in changes.items():
+        place = tree
+        *path, last = key.split("__")
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return TrainingConfig.model_validate(tree)
+
+
+def micro_batches(
+    task: NetTask, config: TrainingConfig, plan: BatchPlan, *, step: int, rank: int
+) -> list[WeightedBatch]:
+    """Cut one step for one rank."""
+    found = []
+    for micro in plan.micro_batches(step=step, rank=rank):
+        batch = Rows().batch(range(micro.first, micro.first + max(micro.count, 1)))
+        seed = stream_seed(seed=config.train.seed, step=step, first_index=micro.first)
+        counted = micro.count > 0
+        tokens = task.num_tokens(batch) if counted else 0
+        found.append(WeightedBatch(batch=batch, num_tokens=tokens, seed=seed, is_counted=counted))
+    return found
+
+
+@dataclass
+class Run:
+    """What a training run came to."""
+
+    losses: list[float]
+    norms: list[float]
+    weights: dict[str, torch.Tensor]
+
+
+def reference_run(task: NetTask, config: TrainingConfig) -> Run:
+    """Train in this process with nothing but torch: the whole batch at once, AdamW's plain loop, clipping by hand."""
+    train = config.train
+    seed_streams(train.seed)
+    module = task.build()
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": train.optimizer.weight_decay},
+        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    options = {"lr": 1.0, "foreach": False}
+    if train.optimizer.name == "adamw":
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            groups, betas=train.optimizer.betas, eps=train.optimizer.eps, **options
+        )
+    else:
+        optimizer = torch.optim.SGD(groups, momentum=train.optimizer.betas[0], **options)
+    plan = plan_batch(
+        global_sequences=train.batch.global_sequences, world_size=1, micro=train.batch.global_sequences
+    )
+    run = Run(losses=[], norms=[], weights={})
+    for step in range(train.steps):
+        (whole,) = micro_batches(task, config, plan, step=step, rank=0)
+        seed_streams(whole.seed)
+        loss = task.loss_sum(module, whole.batch) / whole.num_tokens
+        loss.backward()
+        norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in trainable if p.grad is not None))
+        for p in trainable:
+            if p.grad is not None and train.grad_clip is not None and norm > train.grad_clip:
+                p.grad.mul_(train.grad_clip / norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, train)
+        optimizer.step()
+        optimizer.zero_grad()
+        run.losses.append(loss.item())
+        run.norms.append(norm)
+    run.weights = {name: p.detach().clone() for name, p in module.named_parameters()}
+    return run

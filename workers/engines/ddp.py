@@ -1,0 +1,64 @@
+"""`ddp` (ZeRO stage 0): every rank holds everything; gradients are summed over ranks.
+
+With bf16 compute the module holds bf16 copies, the masters and the gradient sums are fp32. Casts lie where FSDP's do,
+so both engines compute the same.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from workers.contract.config import Precision
+from workers.engines.buckets import GradientBuckets
+from workers.engines.layout import LocalParameter
+from workers.engines.precision import torch_dtype
+from workers.engines.units import cast_inputs
+from workers.world import World
+
+
+class ReplicatedLayout:
+    """Implements `Layout` for whole parameters on every rank."""
+
+    def __init__(
+        self, module: nn.Module, units: Sequence[nn.Module], precision: Precision, world: World
+    ) -> None:
+        compute = torch_dtype(precision.params)
+        self.parameters = [_split(name, working, compute) for name, working in module.named_parameters()]
+        if compute != torch.float32:
+            for unit in (module, *units):
+                cast_inputs(unit, compute)
+        self._trainable = [p for p in self.parameters if p.master.requires_grad]
+        self._buckets = GradientBuckets(
+            [p.working for p in self._trainable], world.group, torch_dtype(precision.reduce)
+        )
+
+    def before_backward(self, *, is_first: bool, is_last: bool) -> None:
+        """See `Layout`."""
+        self._buckets.before_backward(is_first=is_first, is_last=is_last)
+
+    def reduce_gradients(self) -> None:
+        """See `Layout`."""
+        for parameter, total in zip(self._trainable, self._buckets.finish(), strict=True):
+            parameter.master.grad = total
+
+    def clear_gradients(self) -> None:
+        """See `Layout`; the sums' memory stays for the next step."""
+        for parameter in self._trainable:
+            parameter.master.grad = None
+
+    @torch.no_grad()
+    def publish_masters(self) -> None:
+        """See `Layout`."""
+        for parameter in self.parameters:
+            if parameter.working is not parameter.master:
+                parameter.working.copy_(parameter.master)
+
+
+def _split(name: str, working: nn.Parameter, compute: torch.dtype) -> LocalParameter:
+    """Give a parameter a master of its own where compute has another dtype. 0-dim ones stay fp32, as under FSDP."""
+    if working.dtype == compute or not working.is_floating_point() or working.ndim == 0:
+        return LocalParameter(name=name, master=working, working=working)
+    master = nn.Parameter(working.detach().clone(), requires_grad=working.requires_grad)
+    working.data = working.data.to(compute)
+    return LocalParameter(name=name, master=master, working=working)

@@ -1,0 +1,117 @@
+"""`fsdp` (ZeRO stages 2 and 3): PyTorch's `fully_shard`, every parameter cut along its first dimension.
+
+Stage 3 gathers a unit for its forward and again for its backward. Stage 2 keeps what it gathered until the last
+backward of the step, also between micro-batches. Gradients are reduced to shards after every backward.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from workers.contract.config import Engine as EngineConfig
+from workers.contract.config import Precision, Prefetch
+from workers.engines.buckets import GradientBuckets
+from workers.engines.layout import LocalParameter
+from workers.engines.precision import torch_dtype
+from workers.world import World
+
+
+class ShardedLayout:
+    """Implements `Layout` for parameters cut over all ranks; the few that cannot be cut are replicated."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        units: Sequence[nn.Module],
+        engine: EngineConfig,
+        precision: Precision,
+        world: World,
+    ) -> None:
+        self._keeps_gathered = engine.stage == 2
+        self._root = _shard(module, units, engine, precision, world)
+        self.parameters = [_view(name, working) for name, working in module.named_parameters()]
+        trainable = [p for p in self.parameters if p.master.requires_grad]
+        self._sharded = [p for p in trainable if p.is_sharded]
+        self._replicated = [p for p in trainable if not p.is_sharded]
+        self._buckets = GradientBuckets(
+            [p.working for p in self._replicated], world.group, torch_dtype(precision.reduce)
+        )
+
+    def before_backward(self, *, is_first: bool, is_last: bool) -> None:
+        """See `Layout`."""
+        self._buckets.before_backward(is_first=is_first, is_last=is_last)
+        if self._keeps_gathered:
+            self._root.set_reshard_after_backward(is_last)
+
+    def reduce_gradients(self) -> None:
+        """See `Layout`; the shards were reduced during backward already."""
+        for parameter in self._sharded:
+            grad = parameter.working.grad
+            parameter.master.grad = grad.to_local() if isinstance(grad, DTensor) else None
+        for parameter, total in zip(self._replicated, self._buckets.finish(), strict=True):
+            parameter.master.grad = total
+
+    def clear_gradients(self) -> None:
+        """See `Layout`."""
+        for parameter in (*self._sharded, *self._replicated):
+            parameter.master.grad = parameter.working.grad = None
+
+    def publish_masters(self) -> None:
+        """See `Layout`: nothing to do, each gather reads the masters' memory."""
+
+
+def _shard(
+    module: nn.Module,
+    units: Sequence[nn.Module],
+    engine: EngineConfig,
+    precision: Precision,
+    world: World,
+) -> FSDPModule:
+    mesh = init_device_mesh(world.device.type, (world.world_size,))
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch_dtype(precision.params), reduce_dtype=torch_dtype(precision.reduce)
+    )
+    # fully_shard refuses 0-dim parameters; those without elements have nothing to cut.
+    whole = {p for p in module.parameters() if p.ndim == 0 or p.numel() == 0}
+    for unit in units:
+        fully_shard(
+            unit,
+            mesh=mesh,
+            reshard_after_forward=engine.stage == 3,
+            mp_policy=policy,
+            ignored_params=whole,
+        )
+    # The root's own parameters (embedding, head) are needed last in forward and first in backward: kept in between.
+    root = fully_shard(module, mesh=mesh, reshard_after_forward=False, mp_policy=policy, ignored_params=whole)
+    # Our loss is divided by the global token count already, so gradients are summed. (gloo has no pre-multiplied sum.)
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(enable=True)
+    _set_prefetch([cast(FSDPModule, unit) for unit in units], engine.prefetch)
+    return root
+
+
+def _set_prefetch(units: Sequence[FSDPModule], prefetch: Prefetch) -> None:
+    """Say which units are gathered ahead while one computes.
+
+    For backward an empty list means FSDP's own guess of one (torch 2.13), so none is said as the unit itself, which
+    is there already.
+    """
+    for i, unit in enumerate(units):
+        unit.set_modules_to_forward_prefetch(list(units[i + 1 : i + 1 + prefetch.forward]))
+        before = list(reversed(units[max(0, i - prefetch.backward) : i]))
+        unit.set_modules_to_backward_prefetch(before or [unit])
+
+
+def _view(name: str, working: nn.Parameter) -> LocalParameter:
+    """Return the parameter with its local shard as master: the same memory as FSDP's."""
+    whole = working.detach()
+    if not isinstance(whole, DTensor):
+        return LocalParameter(name=name, master=working, working=working)
+    master = nn.Parameter(whole.to_local(), requires_grad=working.requires_grad)
+    return LocalParameter(name=name, master=master, working=working)

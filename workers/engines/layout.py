@@ -1,0 +1,69 @@
+"""`Layout`: how parameters and their gradients lie on this rank. What differs between replicating and sharding is here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalParameter:
+    """One parameter as this rank holds it.
+
+    `master` is what the optimizer updates: a plain fp32 tensor, the whole parameter or this rank's shard of it.
+    `working` is what forward reads: the same memory, or a copy in lower precision.
+    """
+
+    name: str  # fully qualified, as in the module that the task built
+    master: nn.Parameter
+    working: nn.Parameter
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if `master` is a part only: norms have to be summed over ranks."""
+        return isinstance(self.working.data, DTensor)
+
+    def as_global(self, local: torch.Tensor) -> torch.Tensor:
+        """Return `local`, which lies as `master` does, as a tensor that knows its place in the whole; same memory."""
+        working = self.working.data
+        if not isinstance(working, DTensor):
+            return local
+        return DTensor.from_local(
+            local,
+            working.device_mesh,
+            working.placements,
+            run_check=False,
+            shape=working.shape,
+            stride=working.stride(),
+        )
+
+
+class Layout(Protocol):
+    """Gradients in, masters out. All ranks make the same calls in the same order."""
+
+    @property
+    def parameters(self) -> Sequence[LocalParameter]:
+        """Every parameter once, in the module's order."""
+        ...
+
+    def before_backward(self, *, is_first: bool, is_last: bool) -> None:
+        """Prepare the forward and backward of one micro-batch of a step."""
+        ...
+
+    def reduce_gradients(self) -> None:
+        """After the last backward: put the gradient, summed over ranks and micro-batches, into each `master.grad`.
+
+        None where no rank used the parameter: such a one is not updated, nor decayed.
+        """
+        ...
+
+    def clear_gradients(self) -> None:
+        """Let go of the gradients of this step."""
+        ...
+
+    def publish_masters(self) -> None:
+        """Bring what forward reads up to the masters, after an update or a load."""
+        ...
