@@ -108,7 +108,7 @@ def open_files(limit: int) -> Finding:
     return Finding(subject="Open files", verdict="ok", found=f"limit {limit}")
 
 
-def disk(path: str, free_bytes: int, is_writable: bool) -> Finding:
+def disk(path: str, free_bytes: int, *, is_writable: bool) -> Finding:
     """Where run directories go."""
     found = f"{bytes_text(free_bytes)} free at {path}"
     if not is_writable:

@@ -59,7 +59,9 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
 def _yard(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
     storage = _existing(settings.storage_dir)
     yield diagnosis.disk(
-        str(settings.storage_dir), shutil.disk_usage(storage).free, os.access(storage, os.W_OK | os.X_OK)
+        str(settings.storage_dir),
+        shutil.disk_usage(storage).free,
+        is_writable=os.access(storage, os.W_OK | os.X_OK),
     )
     own = settings.home_dir / "token"
     yield diagnosis.token(str(own), stat.S_IMODE(own.stat().st_mode) if own.exists() else None)

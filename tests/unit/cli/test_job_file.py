@@ -1,0 +1,85 @@
+"""A job file on its way from the disk to the service."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.exit_code import CliError, ExitCode
+from orchestrator.cli.job_file import JobFile, anchor_paths, read_job_file
+from orchestrator.cli.yard_commands import quickstart_file
+
+TEXT = "model: {kind: llama, size: nano}\ndata: {kind: text, path: python-stdlib}\n"
+TASK = "model: {kind: task, target: 'mine:make'}\ndata: {kind: task}\n"
+
+
+def job_file(text: str, *overrides: str) -> JobFile:
+    return JobFile(text=text, source="job.yaml", overrides=overrides)
+
+
+def test_the_quickstart_is_a_valid_job_file() -> None:
+    spec = read_job_file(str(quickstart_file()), []).parse()
+    assert spec.name == "quickstart"
+    assert (spec.engine.kind, spec.engine.stage, spec.checkpoint.every_steps) == ("fsdp", 3, 20)
+    assert spec.export == "safetensors"
+
+
+def test_every_mistake_is_named_with_its_line_and_remedy() -> None:
+    text = TEXT + "num_worker: 2\nlr: 1e-3\n"
+    with pytest.raises(CliError) as caught:
+        job_file(text).parse()
+    assert caught.value.code is ExitCode.BAD_INPUT
+    assert any("job.yaml:3" in problem and "num_worker" in problem for problem in caught.value.problems)
+    assert any("job.yaml:4" in problem and "train.optimizer" in problem for problem in caught.value.problems)
+
+
+def test_a_wrong_override_is_named_as_it_was_written() -> None:
+    with pytest.raises(CliError) as caught:
+        job_file(TEXT, "train.steps=-1").parse()
+    assert "--set train.steps=-1" in caught.value.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"\xff\xfe\x00name", "not UTF-8 text (byte 0 is 0xff)"),
+        (b"#" * (1 << 21), "longer than 1048576 bytes"),
+    ],
+)
+def test_what_is_no_job_file_is_refused_before_it_is_parsed(tmp_path: Path, data: bytes, told: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(data)
+    with pytest.raises(CliError, match=r".") as caught:
+        read_job_file(str(path), [])
+    assert told in caught.value.message
+    assert caught.value.code is ExitCode.BAD_INPUT
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "."])
+def test_a_file_that_cannot_be_read_is_bad_input(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CliError) as caught:
+        read_job_file(str(tmp_path / name), [])
+    assert caught.value.code is ExitCode.BAD_INPUT
+
+
+def test_relative_paths_are_those_of_the_job_file(tmp_path: Path) -> None:
+    given = job_file(TEXT, "data.path=corpus/it's")
+    spec = anchor_paths(given, given.parse(), tmp_path).parse()
+    assert spec.data.kind == "text"
+    assert spec.data.path == str(tmp_path / "corpus" / "it's")
+    assert spec.runtime.working_dir is None
+
+
+def test_a_working_dir_is_made_absolute(tmp_path: Path) -> None:
+    given = job_file(TASK, "runtime.working_dir=src")
+    assert anchor_paths(given, given.parse(), tmp_path).parse().runtime.working_dir == str(tmp_path / "src")
+
+
+@pytest.mark.parametrize("path", ["python-stdlib", "/data/corpus", "~/corpus"])
+def test_paths_that_are_whole_stay_as_they_are(tmp_path: Path, path: str) -> None:
+    given = job_file(TEXT, f"data.path={path}")
+    assert anchor_paths(given, given.parse(), tmp_path) == given
+
+
+def test_data_beside_a_shipped_working_dir_lies_in_it(tmp_path: Path) -> None:
+    given = job_file(TEXT, "data.path=corpus", "runtime.working_dir=/src")
+    assert anchor_paths(given, given.parse(), tmp_path) == given
