@@ -6,7 +6,6 @@ no process group. Weights keep the dtype of the optimizer's master copy.
 
 import json
 import math
-import mmap
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from tempfile import mkdtemp
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from workers.checkpointing import catalog
 from workers.checkpointing.chunks import ChunkFiles, open_checkpoint
@@ -27,6 +27,8 @@ from workers.errors import ConfigError, StorageError
 WEIGHTS_NAME: Final = "model.safetensors"
 CONFIG_NAME: Final = "config.json"
 _EXPORTED_PREFIXES: Final = ("model.", "buffer.")  # a module's own state; the optimizer's stays behind
+
+Bytes = npt.NDArray[np.uint8]
 
 # torch's name -> (the name in safetensors, bytes per element)
 _DTYPES: Final[Mapping[str, tuple[str, int]]] = {
@@ -140,25 +142,23 @@ def _write_weights(path: Path, files: ChunkFiles) -> None:
     size = max((end for _, end in places.values()), default=len(header))
     with path.open("w+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)  # a full disk says so here, not as SIGBUS below
-        with mmap.mmap(file.fileno(), size) as mapped:
-            mapped[: len(header)] = header
-            for name, (begin, end) in places.items():
-                if begin < end:
-                    _copy_tensor(files, files.manifest.tensors[name], memoryview(mapped)[begin:end])
-            mapped.flush()
+        mapped = np.memmap(file, dtype=np.uint8, mode="r+", shape=(size,))
+        mapped[: len(header)] = np.frombuffer(header, dtype=np.uint8)
+        for name, (begin, end) in places.items():
+            _copy_tensor(files, files.manifest.tensors[name], mapped[begin:end])
+        mapped.flush()
         os.fsync(file.fileno())
 
 
-def _copy_tensor(files: ChunkFiles, tensor: StoredTensor, room: memoryview) -> None:
+def _copy_tensor(files: ChunkFiles, tensor: StoredTensor, room: Bytes) -> None:
     """Put each chunk at its box; elements move as integers of their width, since numpy knows no bfloat16."""
     dtype = np.dtype(f"<u{_element_bytes(tensor)}")
-    whole = np.frombuffer(room, dtype=dtype).reshape(tensor.shape)
+    whole = room.view(dtype).reshape(tensor.shape)
     for chunk in tensor.chunks:
         box = tuple(
             slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True)
         )
         whole[box] = np.frombuffer(files.read(chunk), dtype=dtype).reshape(chunk.sizes)
-    room.release()
 
 
 def _write_text(path: Path, text: str) -> None:

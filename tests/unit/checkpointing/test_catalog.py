@@ -144,9 +144,10 @@ class TestDeletion:
         def fail(*_: object) -> None:
             raise OSError(5, "Input/output error")
 
-        with monkeypatch.context() as patch, pytest.raises(StorageError, match="Input/output error"):
+        with monkeypatch.context() as patch:
             patch.setattr(shutil, "rmtree", fail)
-            catalog.delete(run_dir, name)
+            with pytest.raises(StorageError, match="Input/output error"):
+                catalog.delete(run_dir, name)
         assert catalog.survey(run_dir).unpublished == (name,)
         assert catalog.sweep_unpublished(run_dir, generation=1, attempt=0, round_=1) == [name]
 

@@ -1,0 +1,171 @@
+"""Exports: read back by safetensors' own reader."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from workers.checkpointing import boxes, catalog, chunks
+from workers.checkpointing.save import Saver
+from workers.contract.config import TrainingConfig
+from workers.contract.manifest import Chunk, ResumePoint
+from workers.contract.rundir import checkpoints_dir
+from workers.errors import ConfigError, DamagedCheckpointError, StorageError
+from workers.export import export
+
+MakeSaver = Callable[..., Saver]
+ResumeAt = Callable[[int], ResumePoint]
+
+TASK = TrainingConfig.model_validate(
+    {"model": {"kind": "task", "target": "toy:make"}, "data": {"kind": "task"}}
+)
+LLAMA = TrainingConfig.model_validate(
+    {"model": {"kind": "llama", "size": "nano"}, "data": {"kind": "text", "path": "python-stdlib"}}
+)
+
+
+def _state(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "model.body.weight": torch.randn(6, 5, generator=generator),
+        "model.half": torch.randn(3, 3, generator=generator).bfloat16(),
+        "model.none": torch.zeros(0, 3),
+        "model.scale": torch.tensor(float(seed)),
+        "buffer.count": torch.tensor([seed, 2]),
+        "buffer.mask": torch.tensor([True, False, True]),
+        "optimizer.body.weight.exp_avg": torch.zeros(6, 5),
+    }
+
+
+def _weights(seed: int) -> dict[str, torch.Tensor]:
+    return {
+        name.split(".", 1)[1]: tensor
+        for name, tensor in _state(seed).items()
+        if not name.startswith("optimizer.")
+    }
+
+
+def _equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("cap_bytes", [8, 24, 1 << 20])
+def test_the_weights_come_back_whatever_the_chunks(
+    cap_bytes: int,
+    saver: MakeSaver,
+    resume_at: ResumeAt,
+    run_dir: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(boxes.split_box.__kwdefaults__, "cap_bytes", cap_bytes)
+    saver().save_final(_state(3), {}, resume_at(1))
+    to = export(run_dir, None, TASK, tmp_path / "deep" / "out")
+    assert _equal(load_file(to / "model.safetensors"), _weights(3))
+    assert [path.name for path in to.iterdir()] == ["model.safetensors"]
+    assert [path.name for path in to.parent.iterdir()] == ["out"]
+
+
+def test_the_one_that_is_named_is_exported_else_the_newest(
+    saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path
+) -> None:
+    one = saver()
+    first = one.save_final(_state(1), {}, resume_at(1))
+    one.save_final(_state(2), {}, resume_at(2))
+    assert _equal(
+        load_file(export(run_dir, first, TASK, tmp_path / "out") / "model.safetensors"), _weights(1)
+    )
+    assert _equal(load_file(export(run_dir, None, TASK, tmp_path / "out") / "model.safetensors"), _weights(2))
+
+
+def test_tied_names_are_told_in_the_metadata(
+    saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path
+) -> None:
+    saver().save_final(_state(1), {"model.head.weight": "model.body.weight"}, resume_at(1))
+    to = export(run_dir, None, TASK, tmp_path / "out")
+    with safe_open(to / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt", "head.weight": "body.weight"}
+
+
+def test_a_llama_loads_as_what_it_was(
+    saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path
+) -> None:
+    from workers.models import load_task
+    from workers.models.generate import load_exported
+
+    module = load_task(LLAMA).build()
+    state = {f"model.{name}": tensor for name, tensor in module.named_parameters()}
+    saver().save_final(state, {"model.lm_head.weight": "model.model.embed_tokens.weight"}, resume_at(1))
+    exported = load_exported(export(run_dir, None, LLAMA, tmp_path / "out"))
+    assert _equal(dict(exported.module.named_parameters()), dict(module.named_parameters()))
+
+
+def test_an_export_outlives_the_deletion_of_its_checkpoint(
+    saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = saver(keep=1)
+    name = one.save_final(_state(1), {}, resume_at(1))
+    read = chunks.ChunkFiles.read
+
+    def read_after_two_newer_saves(files: chunks.ChunkFiles, chunk: Chunk) -> bytearray:
+        for step in (2, 3):
+            one.save_final(_state(step), {}, resume_at(step))
+        assert name not in [str(m.checkpoint) for m in catalog.published(run_dir)]
+        return read(files, chunk)
+
+    monkeypatch.setattr(chunks.ChunkFiles, "read", read_after_two_newer_saves)
+    to = export(run_dir, name, TASK, tmp_path / "out")
+    assert _equal(load_file(to / "model.safetensors"), _weights(1))
+
+
+def test_damage_is_named_and_nothing_is_left_behind(
+    saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path
+) -> None:
+    name = saver().save_final(_state(1), {}, resume_at(1))
+    shard = checkpoints_dir(run_dir) / name / "rank-0.bin"
+    content = bytearray(shard.read_bytes())
+    content[0] ^= 1
+    shard.write_bytes(content)
+    place = tmp_path / "exports"
+    with pytest.raises(DamagedCheckpointError, match=r"rank-0\.bin, bytes 0 to"):
+        export(run_dir, name, TASK, place / "out")
+    assert list(place.iterdir()) == []
+
+
+def test_a_full_disk_is_said_and_an_earlier_export_stays(
+    saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = saver()
+    one.save_final(_state(1), {}, resume_at(1))
+    to = export(run_dir, None, TASK, tmp_path / "exports" / "out")
+    one.save_final(_state(2), {}, resume_at(2))
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        export(run_dir, None, TASK, to)
+    assert _equal(load_file(to / "model.safetensors"), _weights(1))
+    assert [path.name for path in to.parent.iterdir()] == ["out"]
+
+
+def test_a_directory_that_holds_something_else_is_refused(
+    saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path
+) -> None:
+    saver().save_final(_state(1), {}, resume_at(1))
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="holds something else than an export"):
+        export(run_dir, None, TASK, tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_without_a_checkpoint_there_is_nothing_to_export(run_dir: str, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="holds no published checkpoint"):
+        export(run_dir, None, TASK, tmp_path / "out")
