@@ -75,6 +75,10 @@ class ResumePoint(Message):
     tokens_seen: int
     data_digest: str  # of the data set's content and order rule; another one is refused
     config_digest: str
+    trained: tuple[tuple[int, int], ...] = ()  # the lineage's ledger: spans of global indices trained so far
+    repeated: int = 0  # how many of them were trained again
+    loss_first: float | None = None  # of the lineage's first step
+    loss_last: float | None = None  # of its newest
 
 
 class Manifest(Message):

@@ -43,6 +43,11 @@ def checkpoints_dir(run_dir: str) -> Path:
     return Path(run_dir) / "checkpoints"
 
 
+def cache_dir(run_dir: str) -> Path:
+    """Prepared data, keyed by its digest: beside the run directories, for all jobs of a storage root."""
+    return Path(run_dir).parent / "cache"
+
+
 def export_dir(run_dir: str) -> Path:
     """The exported model."""
     return Path(run_dir) / "export"

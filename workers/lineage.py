@@ -1,0 +1,99 @@
+"""The lineage of a run: the line of steps that survives failures, and what it has come to.
+
+It lies in each checkpoint as a `ResumePoint`. A round goes on from one, counts what it trains, and proves at the end
+that every sample was trained once.
+"""
+
+from collections.abc import Sequence
+
+import xxhash
+
+from workers.contract.config import TrainingConfig
+from workers.contract.events import JobResult
+from workers.contract.manifest import ResumePoint
+from workers.engines import StepOutput
+from workers.errors import ConfigError
+from workers.ledger import Ledger, Span, missing, record
+from workers.world import World
+
+
+def beginning(config: TrainingConfig, *, data_digest: str) -> ResumePoint:
+    """Return the point before the first step."""
+    return ResumePoint(
+        step=0,
+        next_index=0,
+        seed=config.train.seed,
+        tokens_seen=0,
+        data_digest=data_digest,
+        config_digest=xxhash.xxh3_128_hexdigest(config.model_dump_json().encode()),
+    )
+
+
+def check_continuation(point: ResumePoint, *, start: ResumePoint, global_sequences: int) -> None:
+    """Refuse to go on from `point` where this job would train other samples than the one that saved it.
+
+    `start` is this job's own beginning. Raises ConfigError with both values.
+    """
+    claims = (
+        ("the data's digest", point.data_digest, start.data_digest),
+        ("train.seed", point.seed, start.seed),
+        ("the next global index", point.next_index, point.step * global_sequences),
+    )
+    for what, saved, now in claims:
+        if saved != now:
+            raise ConfigError(
+                f"cannot go on from step {point.step}: {what} was {saved} in the checkpoint and is {now} in this job; "
+                "use the data and settings that it was saved with, or start a new job"
+            )
+
+
+class Lineage:
+    """Counts one round on top of the point it resumed from. Every rank keeps one; what it tells is the same on all."""
+
+    def __init__(self, point: ResumePoint) -> None:
+        self._point = point
+        self._spans: list[Span] = []  # trained by this rank since the ledger was last brought together
+
+    def add_step(self, spans: Sequence[Span], output: StepOutput, *, global_sequences: int) -> None:
+        """Count a finished step: the indices that this rank trained, the loss and tokens of all."""
+        point = self._point
+        self._spans.extend(spans)
+        self._point = point.model_copy(
+            update={
+                "step": point.step + 1,
+                "next_index": point.next_index + global_sequences,
+                "tokens_seen": point.tokens_seen + output.tokens,
+                "loss_first": output.loss if point.loss_first is None else point.loss_first,
+                "loss_last": output.loss,
+            }
+        )
+
+    def gather(self, world: World) -> ResumePoint:
+        """Bring all ranks' spans into the ledger and return the point to save; collective, one small all-gather."""
+        flat = [index for span in self._spans for index in span]
+        rows = world.gather(flat) if flat else []
+        spans = [(row[i], row[i + 1]) for row in rows for i in range(0, len(row), 2)]
+        ledger = record(Ledger(spans=self._point.trained, repeated=self._point.repeated), spans)
+        self._point = self._point.model_copy(update={"trained": ledger.spans, "repeated": ledger.repeated})
+        self._spans.clear()
+        return self._point
+
+    def result(self, config: TrainingConfig, *, checkpoint: str, seconds: float) -> JobResult:
+        """Return what the finished lineage proves. Call it after `gather`."""
+        point = self._point
+        ledger = Ledger(spans=point.trained, repeated=point.repeated)
+        total = config.train.steps * config.train.batch.global_sequences
+        assert not self._spans
+        assert point.loss_first is not None
+        assert point.loss_last is not None
+        return JobResult(
+            final_step=point.step,
+            loss_first=point.loss_first,
+            loss_last=point.loss_last,
+            tokens=point.tokens_seen,
+            samples_repeated=ledger.repeated,
+            samples_missing=missing(ledger, total=total),
+            replayed_steps=0,  # the driver knows what other rounds trained in vain
+            checkpoint=checkpoint,
+            seconds=seconds,
+        )
