@@ -65,6 +65,7 @@ $(BIN)/python:
 	"$(PYTHON)" -m venv $(VENV)
 
 $(VENV)/.setup: $(BIN)/python pyproject.toml requirements/constraints.txt
+	@echo "installing shardyard and its dependencies into $(VENV): a minute or two"
 	$(PIP) install --quiet --constraint requirements/constraints.txt --editable .
 	@touch $@
 
@@ -73,5 +74,5 @@ $(VENV)/.dev: $(VENV)/.setup requirements/dev.txt
 	@touch $@
 
 $(TOOLS)/.unpacked: requirements/debian_tools.sh
-	@sh requirements/debian_tools.sh $(TOOLS) promtool=prometheus strace=strace,libunwind8,liblzma5
-	@touch $@
+	@sh requirements/debian_tools.sh $(TOOLS) promtool=prometheus strace=strace,libunwind8,liblzma5 \
+	    && touch $@ || true

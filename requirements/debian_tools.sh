@@ -1,7 +1,7 @@
 #!/bin/sh
 # Unpack programs of Debian packages into DIR/bin, for the tests: no root, nothing installed, no service started.
 # usage: debian_tools.sh DIR PROGRAM=PACKAGE[,LIBRARY_PACKAGE...] ...
-# A program that is on PATH already is left alone. One that cannot be had is named; the tests that need it skip.
+# A program that is on PATH already is left alone. One that cannot be had is named, and the exit status is 1.
 set -u
 dir=$1
 shift
@@ -29,16 +29,20 @@ for wanted in "$@"; do
     fi
     [ -d "$dir/apt/lists" ] || apt_own update || true
     for package in $(echo "${wanted#*=}" | tr , ' '); do
-        unpack "$package" || missing="$missing $program"
+        unpack "$package" 2>/dev/null || { missing="$missing $program" && continue 2; }
     done
     found=$(find "$dir/root" -type f -name "$program" -perm -u+x 2>/dev/null | head -n 1)
     [ -n "$found" ] || continue
     libraries=$(find "$dir/root" -name '*.so*' -exec dirname {} + | sort -u | paste -sd:)
-    printf '#!/bin/sh\nLD_LIBRARY_PATH="%s${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" exec "%s" "$@"\n' \
-        "$libraries" "$found" >"$dir/bin/$program"
+    {
+        echo '#!/bin/sh'
+        [ -z "$libraries" ] || echo "export LD_LIBRARY_PATH=\"$libraries\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}\""
+        echo "exec \"$found\" \"\$@\""
+    } >"$dir/bin/$program"
     chmod +x "$dir/bin/$program"
 done
 
 if [ -n "$missing" ]; then
     echo "not found and not to be had here:$missing (tests that need them are skipped and say so)" >&2
+    exit 1
 fi
