@@ -4,12 +4,11 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 from orchestrator.api.views import JobView, SamplesView
@@ -20,6 +19,7 @@ from orchestrator.cli.follow import Follower, result_code
 from orchestrator.cli.job_file import JobFile
 from orchestrator.cli.pictures.demo_report import demo_report, killed_line, up_line
 from orchestrator.cli.screen import Screen
+from orchestrator.cli.signals import ended_like_ctrl_c, not_interrupted
 from orchestrator.cli.worker_process import run_worker
 from orchestrator.cli.yard import Yard, bring_down, bring_up, is_up
 from orchestrator.client import Client
@@ -44,7 +44,7 @@ def run_demo(screen: Screen, job_file: JobFile, home: DemoHome, *, environ: Mapp
     job_file.parse()
     environ = _own_environment(environ, home)
     with ExitStack() as stack:
-        stack.enter_context(_ended_by_sigterm())
+        stack.enter_context(ended_like_ctrl_c())
         if not is_up(home.path):
             stack.callback(_take_down, screen, home)
         yard = bring_up(
@@ -113,7 +113,7 @@ def _take_down(screen: Screen, home: DemoHome) -> None:
     """End everything unless it is to be kept. A second Ctrl-C does not stop that."""
     if home.keep:
         return
-    with _interrupts_ignored():
+    with not_interrupted():
         bring_down(home.path)
     if home.is_temporary:
         _leave_only_runs(home.path)
@@ -135,26 +135,3 @@ def _leave_only_runs(home: Path) -> None:
 def temporary_home() -> Path:
     """Make a new state directory that only this user can read."""
     return Path(tempfile.mkdtemp(prefix="shardyard-demo-"))
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the demo as Ctrl-C does, so that nothing is left behind."""
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -19,6 +19,7 @@ from orchestrator.cli.pictures.result import result_facts
 from orchestrator.cli.pictures.style import facts, state_text
 from orchestrator.cli.pictures.timeline import ROUTINE, event_line
 from orchestrator.cli.screen import Screen
+from orchestrator.cli.signals import ended_like_ctrl_c, not_interrupted
 from orchestrator.cli.wording import harmless
 from orchestrator.cli.worker_process import WorkerStream
 from orchestrator.spec.model import JobSpec
@@ -97,12 +98,13 @@ def run_local(screen: Screen, spec: JobSpec, *, num_workers: int) -> ExitCode:
     """Run the job here to its end. Ctrl-C ends it, with all its processes, and raises KeyboardInterrupt."""
     run = LocalRun(screen, spec)
     with ExitStack() as stack:
+        stack.enter_context(ended_like_ctrl_c())
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shardyard-local-")))
         config = directory / "config.json"
         config.write_text(spec.training().model_dump_json(), encoding="utf-8")
         arguments = ["local", "--workers", str(num_workers), "--name", spec.name, "--json-lines", str(config)]
         stream = WorkerStream(arguments, stderr_file=directory / "stderr")
-        stack.callback(stream.stop)
+        stack.callback(_stop, stream)
         with _display(screen, run):
             for line in stream.lines():
                 run.take(line)
@@ -111,6 +113,11 @@ def run_local(screen: Screen, spec: JobSpec, *, num_workers: int) -> ExitCode:
             raise CliError(_last_words(stream.stderr_file, code))
     screen.show(run.end())
     return {"succeeded": ExitCode.DONE, "cancelled": ExitCode.CANCELLED}.get(run.state, ExitCode.FAILED)
+
+
+def _stop(stream: WorkerStream) -> None:
+    with not_interrupted():
+        stream.stop()
 
 
 def _display(screen: Screen, run: LocalRun) -> AbstractContextManager[object]:

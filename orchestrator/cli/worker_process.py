@@ -75,16 +75,15 @@ class WorkerStream:
         """Wait for the end; the exit code."""
         return self._process.wait()
 
-    def stop(self) -> None:
-        """SIGTERM, then SIGKILL for its whole session. Nothing to do where it has ended."""
+    def stop(self, *, grace_seconds: float = STOP_SECONDS) -> None:
+        """SIGTERM and `grace_seconds` to end in order, then SIGKILL for what is left of its session."""
         if self._process.poll() is None:
             self._process.terminate()
-            try:
-                self._process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                with suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace_seconds)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
 

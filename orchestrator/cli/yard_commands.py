@@ -14,6 +14,7 @@ from orchestrator.cli.job_file import read_job_file
 from orchestrator.cli.pictures.demo_report import up_line
 from orchestrator.cli.screen import Screen
 from orchestrator.cli.wording import plural
+from orchestrator.errors import OrchestratorError
 from orchestrator.settings import Settings, read_settings
 
 HomeOption = Annotated[
@@ -95,8 +96,11 @@ def serve() -> None:
     from orchestrator.app import serve as run_service  # FastAPI, SQLAlchemy, Ray's client: half a second
 
     settings, _ = _settings(None)
-    with explained():
-        run_service(settings)
+    try:
+        with explained():
+            run_service(settings)
+    except OrchestratorError as error:
+        raise CliError(str(error)) from error
 
 
 @command
