@@ -146,7 +146,9 @@ def log_path(order: RankOrder) -> Path:
 
 def _unbuffered(descriptor: int) -> io.TextIOWrapper:
     raw = io.FileIO(descriptor, "w", closefd=False)
-    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)  # raw, as `python -u` does
+    return io.TextIOWrapper(
+        raw, encoding="utf-8", errors="backslashreplace", write_through=True
+    )  # raw, as `python -u` does
 
 
 def _exit_code(error: SystemExit) -> int:

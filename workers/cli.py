@@ -1,0 +1,113 @@
+"""`shardyard-worker`: what runs on nodes, and what needs torch without a cluster. People use `shardyard`."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workers.contract.config import TextData, TrainingConfig
+from workers.driver.local_home import local_home
+from workers.errors import WorkerError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+data_app = typer.Typer(no_args_is_help=True, help="Token files.")
+app.add_typer(data_app, name="data")
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except WorkerError as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        raise SystemExit(2) from error
+
+
+# Each command imports what it needs: `drive` must stay free of torch, and the others of Ray.
+
+
+@app.command()
+def drive() -> None:
+    """Be the driver of a Ray job; the launch request is in the environment."""
+    from workers.driver.main import drive_job
+
+    raise SystemExit(drive_job(dict(os.environ)))
+
+
+@app.command()
+def local(
+    config: Annotated[Path, typer.Argument(help="A training config as JSON; `-` reads standard input.")],
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
+    name: Annotated[str, typer.Option(help="Names the run directory.")] = "run",
+    run_dir: Annotated[Path | None, typer.Option(help="Continue what lies there, or start there.")] = None,
+    resume_from: Annotated[str | None, typer.Option(help="A checkpoint's name.")] = None,
+    json_lines: Annotated[bool, typer.Option("--json-lines", help="One JSON object a line.")] = False,
+) -> None:
+    """Run a job on this machine without a service. Exit code: 0 finished, 1 failed, 3 stopped, 4 not placed."""
+    text = sys.stdin.read() if str(config) == "-" else config.read_text(encoding="utf-8")
+    training = TrainingConfig.model_validate_json(text)
+    with local_home(os.environ) as home:
+        from workers.driver.local import LineListener, make_request, run_local
+
+        request = make_request(training, name=name, workers=workers, run_dir=run_dir, resume_from=resume_from)
+        code = run_local(request, LineListener(sys.stdout, json_lines=json_lines), home)
+    raise SystemExit(code)
+
+
+@app.command()
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory.")],
+    to: Annotated[Path, typer.Option(help="The directory to write.")],
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Its name; the newest published if left out.")
+    ] = None,
+) -> None:
+    """Write a checkpoint's model as safetensors."""
+    from workers.export import export as export_checkpoint
+
+    written = export_checkpoint(str(run_dir), checkpoint, _config_of(run_dir), to)
+    typer.echo(str(written))
+
+
+@app.command()
+def generate(
+    directory: Annotated[Path, typer.Argument(help="An exported Llama model.")],
+    prompt: Annotated[str, typer.Option(help="What to continue.")] = "def ",
+    num_bytes: Annotated[int, typer.Option(min=1)] = 200,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest byte.")] = 0.8,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Let an exported model write."""
+    from workers.models.generate import generate_text
+
+    typer.echo(
+        prompt + generate_text(directory, prompt, num_bytes=num_bytes, temperature=temperature, seed=seed)
+    )
+
+
+@data_app.command()
+def prepare(
+    path: Annotated[str, typer.Argument(help="A directory, a file, or `python-stdlib`.")],
+    to: Annotated[Path, typer.Option(help="The directory for the token file.")],
+    pattern: Annotated[str, typer.Option(help="Which files.")] = "*.py",
+) -> None:
+    """Turn text into a token file that `data.kind: tokens` reads."""
+    from workers.data.text import prepare_text
+
+    typer.echo(str(prepare_text(TextData(kind="text", path=path, pattern=pattern), to)))
+
+
+def _config_of(run_dir: Path) -> TrainingConfig:
+    """The config of the newest generation that took charge of a run."""
+    from workers.contract.launch import LaunchRequest
+
+    requests = sorted(run_dir.glob("request.g*.json"), key=lambda p: int(p.stem.rpartition(".g")[2]))
+    if not requests:
+        raise typer.BadParameter(f"{run_dir} is no run directory: it holds no request.g<generation>.json")
+    return LaunchRequest.from_json(requests[-1].read_bytes()).config
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""One Ray Train worker group and its relay: started, spoken to, and its end told. Knows Ray, decides nothing."""
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import ray
+import ray.exceptions
+from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from workers.agent.messages import parse_agent_message
+from workers.agent.ray_worker import agent_main
+from workers.contract.launch import LaunchRequest, RoundOrder
+from workers.driver.effects import AgentSaid, AttemptEnded, Heard, Input
+from workers.driver.relay import Mailbox
+
+_TAKE_SECONDS: Final = 1.0  # also the driver's heartbeat
+_CALL_SECONDS: Final = 30.0
+
+# Ray Train's defaults that do not suit us: it polls workers every 2 s, moves them to a directory of its own, and
+# watches for preemption and metrics with actors of its own.
+_TRAIN_ENVIRONMENT: Final = {
+    "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+}
+
+
+class Attempt:
+    """A worker group, from `start` until `AttemptEnded` comes through `put`."""
+
+    def __init__(self, *, request: LaunchRequest, number: int, put: Callable[[Input], None]) -> None:
+        self._request = request
+        self._number = number
+        self._put = put
+        self._over = threading.Event()
+        self._node_ids: set[str] = set()
+        self._relay: Any = (
+            ray.remote(Mailbox)
+            .options(
+                num_cpus=0,
+                max_concurrency=2 * request.world_size + 16,  # each agent listens and tells
+                scheduling_strategy=NodeAffinitySchedulingStrategy(
+                    ray.get_runtime_context().get_node_id(), soft=True
+                ),
+            )
+            .remote()
+        )
+
+    def start(self) -> None:
+        """Ask Ray Train for the workers and begin to take what they say. Returns at once."""
+        os.environ.update(_TRAIN_ENVIRONMENT)
+        os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(self._request.placement_seconds)
+        for target in (self._fit, self._take):
+            threading.Thread(target=target, name=f"attempt-{self._number}", daemon=True).start()
+
+    def post(self, order: RoundOrder) -> None:
+        """Put an order in force. A relay that is gone shows as the attempt's end."""
+        try:
+            ray.get(self._relay.post.remote(order.to_json()), timeout=_CALL_SECONDS)
+        except ray.exceptions.RayError:
+            return
+
+    def _fit(self) -> None:
+        error, rank, not_placed = "", None, False
+        try:
+            self._trainer().fit()
+        except WorkerGroupError as failure:
+            rank = min(failure.worker_failures, default=None)
+            error = _first_line(failure.worker_failures[rank] if rank is not None else failure)
+        except Exception as failure:  # noqa: BLE001 -- Ray Train raises many kinds; each ends the attempt
+            error = _first_line(failure)
+            not_placed = "StartupTimeout" in repr(failure) or "StartupTimeout" in error
+        self._over.set()
+        self._put(
+            AttemptEnded(
+                attempt=self._number,
+                error=error,
+                rank=rank,
+                not_placed=not_placed,
+                nodes_alive=self._nodes_alive(),
+            )
+        )
+        ray.kill(self._relay)
+
+    def _trainer(self) -> DataParallelTrainer:
+        request = self._request
+        scaling = request.config.scaling
+        resources = {"CPU": scaling.cpus_per_worker}
+        if request.gpus_per_worker:
+            resources["GPU"] = request.gpus_per_worker
+        return DataParallelTrainer(
+            agent_main,
+            train_loop_config={"request": request.to_json(), "relay": self._relay},
+            scaling_config=ScalingConfig(
+                num_workers=request.world_size,
+                use_gpu=bool(request.gpus_per_worker),
+                resources_per_worker=resources,
+            ),
+            run_config=RunConfig(
+                name=f"g{request.generation}.a{self._number}",
+                storage_path=f"{request.run_dir}/ray",
+                failure_config=FailureConfig(
+                    max_failures=0, controller_failure_limit=0, max_preemption_failures=0
+                ),
+            ),
+        )
+
+    def _take(self) -> None:
+        while not self._over.is_set():
+            try:
+                lines, silent = ray.get(self._relay.take.remote(_TAKE_SECONDS), timeout=_CALL_SECONDS)
+            except ray.exceptions.ActorDiedError:
+                if not self._over.is_set():
+                    self._put(AttemptEnded(attempt=self._number, error="the relay died"))
+                return
+            except ray.exceptions.RayError:
+                continue
+            for line in lines:
+                message = parse_agent_message(line)
+                if message.type == "registered":
+                    self._node_ids.add(message.node_id)
+                self._put(AgentSaid(attempt=self._number, message=message))
+            self._put(Heard(attempt=self._number, silent_seconds=silent))
+
+    def _nodes_alive(self) -> bool:
+        """Whether Ray says that every node of the attempt lives; then a dead agent is dead for certain."""
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        return self._node_ids <= alive
+
+
+def _first_line(error: BaseException) -> str:
+    """The last non-empty line of Ray's long message: it holds the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__

@@ -1,0 +1,243 @@
+"""The driver's thin edge: carries out what `rounds` decides, and gives back what the world answers."""
+
+import logging
+import queue
+import secrets
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, Protocol, assert_never
+
+from workers.checkpointing import catalog
+from workers.checkpointing.fence import FencedError, check_fence, raise_fence
+from workers.contract.events import EventKind, JobResult
+from workers.contract.launch import LaunchRequest, RoundOrder
+from workers.contract.report import Desired
+from workers.contract.rundir import export_dir, request_file
+from workers.driver.effects import (
+    Choose,
+    Chosen,
+    Condemn,
+    Effect,
+    Forward,
+    Input,
+    NotChosen,
+    Post,
+    Say,
+    StartAttempt,
+    StopAsked,
+    Tick,
+)
+from workers.driver.reporter import Reporter
+from workers.driver.rounds import advance, begin
+from workers.driver.state import Outcome, State
+
+_LONGEST_WAIT_SECONDS: Final = 1.0
+_EXPORT_SECONDS: Final = 3600.0
+
+log = logging.getLogger(__name__)
+
+
+class Group(Protocol):
+    """A worker group as the driver handles it (`attempt.Attempt`)."""
+
+    def start(self) -> None:
+        """Ask for it. Returns at once."""
+        ...
+
+    def post(self, order: RoundOrder) -> None:
+        """Put an order in force."""
+        ...
+
+
+class Driver:
+    """One generation. `make_group(number, put)` makes its worker groups."""
+
+    def __init__(
+        self,
+        request: LaunchRequest,
+        *,
+        reporter: Reporter,
+        make_group: Callable[[int, Callable[[Input], None]], Group],
+        inbox: "queue.SimpleQueue[Input]",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._request = request
+        self._reporter = reporter
+        self._make_group = make_group
+        self._inbox = inbox
+        self._clock = clock
+        self._group: Group | None = None
+        self._told_damaged: set[str] = set()
+
+    def run(self) -> State:
+        """Live until the generation has an outcome. Raises StorageError if the run directory is not readable."""
+        state, effects = begin(self._request, self._clock())
+        answers = self._perform_all(effects)
+        while state.outcome is None:
+            given = answers.popleft() if answers else self._wait(state)
+            state, effects = advance(state, given, self._clock())
+            self._reporter.status(
+                phase=state.phase
+                if state.outcome is None
+                else "running",  # the last word comes from `conclude`
+                step=state.step,
+                counters=state.counters,
+            )
+            answers.extend(self._perform_all(effects))
+        return state
+
+    def conclude(self, state: State) -> Outcome:
+        """Export what is to be exported and say the last word. A lost generation says none: another one will."""
+        outcome = state.outcome
+        assert outcome is not None
+        phase = outcome.phase
+        if phase == "lost":
+            self._say(last_word(outcome))
+            return outcome
+        if outcome.result is not None:
+            outcome = replace(outcome, result=self._export(outcome.result))
+        self._say(last_word(outcome))
+        self._reporter.status(
+            phase=phase,
+            step=state.step,
+            counters=state.counters,
+            verdict=outcome.verdict,
+            result=outcome.result,
+        )
+        return outcome
+
+    def _wait(self, state: State) -> Input:
+        until = state.until if state.until is not None else self._clock() + _LONGEST_WAIT_SECONDS
+        try:
+            return self._inbox.get(timeout=min(max(until - self._clock(), 0.0), _LONGEST_WAIT_SECONDS))
+        except queue.Empty:
+            return Tick()
+
+    def _perform_all(self, effects: tuple[Effect, ...]) -> deque[Input]:
+        answers: deque[Input] = deque()
+        for effect in effects:
+            answer = self._perform(effect)
+            if answer is not None:
+                answers.append(answer)
+        return answers
+
+    def _perform(self, effect: Effect) -> Input | None:
+        match effect:
+            case Say():
+                self._say(effect)
+            case Forward():
+                self._reporter.forward(effect)
+            case StartAttempt(attempt=number):
+                self._group = self._make_group(number, self._inbox.put)
+                self._group.start()
+            case Post(order=order):
+                if self._group is not None:
+                    self._group.post(order)
+            case Condemn(checkpoint=name):
+                catalog.condemn(self._request.run_dir, name)
+                self._tell_damaged(name, "its contents do not match their digests")
+            case Choose(name=name):
+                return self._choose(name)
+            case _:
+                assert_never(effect)
+        return None
+
+    def _say(self, said: Say) -> None:
+        self._reporter.say(said)
+
+    def _choose(self, name: str | None) -> Chosen | NotChosen | StopAsked:
+        """Choose once, for all ranks; a generation that was superseded chooses no more."""
+        try:
+            check_fence(self._request.run_dir, self._request.generation)
+        except FencedError as error:
+            return StopAsked(reason=str(error), lost=True)
+        found = catalog.survey(self._request.run_dir)
+        for damaged in found.damaged:
+            self._tell_damaged(damaged.name, damaged.reason)
+        if name is None:
+            manifest = catalog.choose(found)
+        else:
+            manifest = next((m for m in found.published if str(m.checkpoint) == name), None)
+            if manifest is None:
+                return NotChosen(reason=f"there is no published checkpoint {name} in {self._request.run_dir}")
+        return Chosen(
+            resume_from=str(manifest.checkpoint) if manifest is not None else None,
+            step=manifest.resume.step if manifest is not None else 0,
+            nonce=secrets.token_hex(4),
+        )
+
+    def _tell_damaged(self, name: str, reason: str) -> None:
+        if name in self._told_damaged:
+            return
+        self._told_damaged.add(name)
+        message = f"checkpoint {name} is damaged: {reason}; the next older one is used"
+        self._say(
+            Say(
+                kind=EventKind.CHECKPOINT_DAMAGED,
+                message=message,
+                data={"checkpoint": name, "reason": reason},
+            )
+        )
+
+    def _export(self, result: JobResult) -> JobResult:
+        """Write the model in a process of its own: it needs torch. A failed export is told, the job stays finished."""
+        if self._request.config.export == "none":
+            return result
+        target = export_dir(self._request.run_dir)
+        command = [sys.executable, "-P", "-m", "workers.cli", "export", self._request.run_dir]
+        command += ["--checkpoint", result.checkpoint, "--to", str(target)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_EXPORT_SECONDS)
+        except (subprocess.SubprocessError, OSError) as error:
+            last_words = str(getattr(error, "stderr", "") or error).strip().splitlines()[-1:]
+            self._say(Say(kind=EventKind.NOTE, message=f"the export failed: {' '.join(last_words)}"))
+            return result
+        self._say(Say(kind=EventKind.EXPORTED, message=f"exported to {target}", data={"path": str(target)}))
+        return result.model_copy(update={"export_path": str(target)})
+
+
+def last_word(outcome: Outcome) -> Say:
+    """The event that ends a generation's timeline. Pure."""
+    match outcome.phase:
+        case "finished":
+            assert outcome.result is not None
+            message = f"finished after step {outcome.result.final_step}"
+            return Say(kind=EventKind.FINISHED, message=message, data=outcome.result.model_dump(mode="json"))
+        case "failed":
+            assert outcome.verdict is not None
+            return Say(
+                kind=EventKind.FAILED,
+                message=f"{outcome.verdict.summary} ({outcome.reason})",
+                rank=outcome.verdict.first_rank,
+                step=outcome.verdict.step,
+                data={"verdict": outcome.verdict.model_dump(mode="json"), "reason": outcome.reason},
+            )
+        case "stopped":
+            return Say(kind=EventKind.STOPPED, message=f"stopped: {outcome.reason}")
+        case "not_placed":
+            return Say(kind=EventKind.NOTE, message=f"gives its grant back: {outcome.reason}")
+        case "lost":
+            return Say(kind=EventKind.NOTE, message=f"gives up: {outcome.reason}")
+        case _:
+            assert_never(outcome.phase)
+
+
+def take_charge(request: LaunchRequest) -> None:
+    """Write the request where agents look for it, and shut older generations out. Raises StorageError, OSError."""
+    path = request_file(request.run_dir, request.generation)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(request.to_json(), encoding="utf-8")
+    raise_fence(request.run_dir, request.generation)
+
+
+def stop_by(request: LaunchRequest, desired: Desired) -> StopAsked | None:
+    """What the orchestrator's answer asks of this generation; None: go on. Pure."""
+    if desired.generation > request.generation:
+        return StopAsked(reason=f"generation {desired.generation} has taken over", lost=True)
+    if desired.action == "stop":
+        return StopAsked(reason=desired.reason or "the orchestrator says stop")
+    return None
