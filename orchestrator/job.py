@@ -5,6 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
+from orchestrator.gang import Gang
 from orchestrator.spec.model import JobSpec
 from workers.contract.events import Event, JobResult
 from workers.contract.failure import Verdict
@@ -48,9 +49,7 @@ class Generation:
     """One grant: one driver, one Ray job."""
 
     number: int  # from 1
-    world_size: int
-    cpus_per_worker: int
-    gpus_per_worker: int  # resolved
+    gang: Gang
     state: GenerationState = GenerationState.GRANTED
     final_phase: Phase | None = None  # the driver's last word; None: it has not said one
     has_reported: bool = False
@@ -99,7 +98,7 @@ class Job:
     @property
     def world_size(self) -> int:
         """Ranks of the newest generation; 0: never granted."""
-        return self.current.world_size if self.current else 0
+        return self.current.gang.workers if self.current else 0
 
     @property
     def holds_resources(self) -> bool:
@@ -109,6 +108,11 @@ class Job:
     def evolve(self, **changes: Any) -> "Job":
         """Return the job with `changes`."""
         return replace(self, **changes)
+
+    def with_generation(self, **changes: Any) -> "Job":
+        """Return the job with its newest generation changed."""
+        assert self.current is not None
+        return replace(self, current=replace(self.current, **changes))
 
 
 def ray_job_id(job_id: str, generation: int) -> str:
