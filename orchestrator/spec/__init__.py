@@ -1,6 +1,7 @@
 """From the text of a job file to a `JobSpec`, or to every mistake in it with its line and remedy."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -10,9 +11,9 @@ from orchestrator.spec.model import JobSpec
 from orchestrator.spec.overrides import apply_override
 from orchestrator.spec.reader import read
 from orchestrator.spec.translate import not_yet, translate
-from orchestrator.spec.tree import Mapping, to_data
+from orchestrator.spec.tree import Mapping, find, to_data
 
-__all__ = ["JobSpec", "parse_spec", "schema"]
+__all__ = ["JobSpec", "locate", "parse_spec", "schema"]
 
 PROBLEM_LIMIT: Final = 50  # more are not read by anybody
 
@@ -50,6 +51,20 @@ def _without_echo(later: list[Problem], found: list[Problem]) -> list[Problem]:
     named = tuple(problem.path for problem in later)
     kept = [p for p in found if not any(p.path == path or p.path.startswith(f"{path}.") for path in named)]
     return sorted([*later, *kept], key=lambda problem: (problem.line is None, problem.line or 0))
+
+
+def locate(
+    problems: Sequence[Problem], text: str | bytes, *, overrides: Sequence[str], source: str
+) -> SpecError:
+    """Give the problems that were found in an understood file their lines in it."""
+    root = _root(text, source)
+    for argument in overrides:
+        apply_override(root, argument)
+    placed = []
+    for problem in problems:
+        mark = find(root, tuple(problem.path.split("."))).mark
+        placed.append(replace(problem, source=mark.source, line=mark.line, column=mark.column))
+    return SpecError(placed)
 
 
 def schema() -> dict[str, Any]:

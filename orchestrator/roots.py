@@ -1,0 +1,76 @@
+"""Where a job may read and write: paths of a job file, made absolute and held under the allowed roots."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from orchestrator.errors import Problem, SpecError
+from orchestrator.spec.model import JobSpec
+from orchestrator.working_dir import WorkingDirError, check
+from workers.contract.config import TaskData
+
+STANDARD_LIBRARY: Final = "python-stdlib"  # names the interpreter's own library, not a path
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # s3://, file:/etc, simplecache::http://
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roots:
+    """Where jobs may read and write. Relative paths of a job file lie under `storage`."""
+
+    storage: Path
+    allowed: tuple[Path, ...] = ()  # further roots for absolute paths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A job file whose paths are absolute, and the run directory's parent."""
+
+    spec: JobSpec
+    storage_dir: Path
+
+
+def place(spec: JobSpec, roots: Roots, *, source: str) -> Placed:
+    """Make every path absolute. Raises SpecError for one that leaves the roots, and for code that cannot be shipped."""
+    problems: list[Problem] = []
+    storage_dir = _resolve("checkpoint.storage_path", spec.checkpoint.storage_path, roots, source, problems)
+    data = spec.data
+    if not isinstance(data, TaskData) and data.path != STANDARD_LIBRARY:
+        path = _resolve("data.path", data.path, roots, source, problems)
+        data = data.model_copy(update={"path": str(path)})
+    if spec.runtime.working_dir is not None:
+        try:
+            check(Path(spec.runtime.working_dir))
+        except WorkingDirError as error:
+            rule = str(error).removeprefix("runtime.working_dir: ")
+            problems.append(_problem("runtime.working_dir", "", rule, source))
+    if problems:
+        raise SpecError(problems)
+    return Placed(spec=spec.model_copy(update={"data": data}), storage_dir=storage_dir)
+
+
+def _resolve(path: str, value: str, roots: Roots, source: str, problems: list[Problem]) -> Path:
+    """Return the absolute path, links followed; adds a problem where it is not one that a job may use."""
+    if "\0" in value or not value.strip():
+        problems.append(_problem(path, repr(value), "is not a path", source))
+        return roots.storage
+    if _SCHEME.match(value):
+        problem = _problem(path, value, "is a URL, and this version knows directories only", source)
+        problems.append(replace(problem, remedy="use a directory that every node mounts"))
+        return roots.storage
+    resolved = (roots.storage / value).resolve()
+    allowed = (roots.storage, *roots.allowed)
+    if not any(resolved.is_relative_to(root.resolve()) for root in allowed):
+        problems.append(_outside(path, value, allowed, source))
+    return resolved
+
+
+def _outside(path: str, value: str, allowed: Sequence[Path], source: str) -> Problem:
+    named = ", ".join(str(root) for root in allowed)
+    remedy = f"put it under {named}, or start the service with SHARDYARD_ALLOWED_ROOTS naming its directory"
+    return replace(_problem(path, value, "lies outside the roots that jobs may use", source), remedy=remedy)
+
+
+def _problem(path: str, value: str, rule: str, source: str) -> Problem:
+    return Problem(source=source, line=None, column=None, path=path, value=value, rule=rule)
