@@ -129,6 +129,7 @@ class Saver:
         self._emit = emit
         self._newest = parent
         self._is_async = mode == "async"
+        self._software = software_versions()
         self._staging: Staging | None = None
         self._flight: _Flight | None = None
         self._failed_tries: Counter[int] = Counter()
@@ -214,7 +215,7 @@ class Saver:
             tensors={},
             files={},
             aliases=dict(aliases),
-            software=software_versions(),
+            software=self._software,
         )
         return WriteJob(
             run_dir=self._run_dir,

@@ -236,3 +236,15 @@ class Bomb:
 
     def __reduce__(self) -> Any:
         return Path.touch, (self.marker,)
+
+
+def test_the_reader_in_the_format_document_reads_every_tensor(
+    run_dir: str, saved: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = (Path(__file__).parents[3] / "docs" / "checkpoint-format.md").read_text(encoding="utf-8")
+    program = document.split("```python\n")[1].split("```")[0]
+    program = program.replace("runs/<job>/checkpoints/<name>", str(checkpoints_dir(run_dir) / saved))
+    scope: dict[str, Any] = {}
+    exec(program.replace("    print(", "    read[name] = whole; print("), scope | {"read": (read := {})})
+    assert _equal(read, _state(1))
+    assert len(capsys.readouterr().out.splitlines()) == len(read)
