@@ -11,7 +11,7 @@ from torch import nn
 
 from workers.contract.config import Precision
 from workers.engines.buckets import GradientBuckets
-from workers.engines.layout import LocalParameter
+from workers.engines.layout import publish, replicated
 from workers.engines.precision import torch_dtype
 from workers.engines.units import cast_inputs
 from workers.world import World
@@ -24,7 +24,7 @@ class ReplicatedLayout:
         self, module: nn.Module, units: Sequence[nn.Module], precision: Precision, world: World
     ) -> None:
         compute = torch_dtype(precision.params)
-        self.parameters = [_split(name, working, compute) for name, working in module.named_parameters()]
+        self.parameters = [replicated(name, working, compute) for name, working in module.named_parameters()]
         if compute != torch.float32:
             for unit in (module, *units):
                 cast_inputs(unit, compute)
@@ -47,18 +47,6 @@ class ReplicatedLayout:
         for parameter in self._trainable:
             parameter.master.grad = None
 
-    @torch.no_grad()
     def publish_masters(self) -> None:
         """See `Layout`."""
-        for parameter in self.parameters:
-            if parameter.working is not parameter.master:
-                parameter.working.copy_(parameter.master)
-
-
-def _split(name: str, working: nn.Parameter, compute: torch.dtype) -> LocalParameter:
-    """Give a parameter a master of its own where compute has another dtype. 0-dim ones stay fp32, as under FSDP."""
-    if working.dtype == compute or not working.is_floating_point() or working.ndim == 0:
-        return LocalParameter(name=name, master=working, working=working)
-    master = nn.Parameter(working.detach().clone(), requires_grad=working.requires_grad)
-    working.data = working.data.to(compute)
-    return LocalParameter(name=name, master=master, working=working)
+        publish(self.parameters)

@@ -7,6 +7,7 @@ backward of the step, also between micro-batches. Gradients are reduced to shard
 from collections.abc import Sequence
 from typing import cast
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -15,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from workers.contract.config import Engine as EngineConfig
 from workers.contract.config import Precision, Prefetch
 from workers.engines.buckets import GradientBuckets
-from workers.engines.layout import LocalParameter
+from workers.engines.layout import LocalParameter, publish, replicated
 from workers.engines.precision import torch_dtype
 from workers.world import World
 
@@ -33,7 +34,8 @@ class ShardedLayout:
     ) -> None:
         self._keeps_gathered = engine.stage == 2
         self._root = _shard(module, units, engine, precision, world)
-        self.parameters = [_view(name, working) for name, working in module.named_parameters()]
+        compute = torch_dtype(precision.params)
+        self.parameters = [_view(name, working, compute) for name, working in module.named_parameters()]
         trainable = [p for p in self.parameters if p.master.requires_grad]
         self._sharded = [p for p in trainable if p.is_sharded]
         self._replicated = [p for p in trainable if not p.is_sharded]
@@ -61,7 +63,8 @@ class ShardedLayout:
             parameter.master.grad = parameter.working.grad = None
 
     def publish_masters(self) -> None:
-        """See `Layout`: nothing to do, each gather reads the masters' memory."""
+        """See `Layout`; of shards each gather reads the masters' own memory."""
+        publish(self.parameters)
 
 
 def _shard(
@@ -108,10 +111,10 @@ def _set_prefetch(units: Sequence[FSDPModule], prefetch: Prefetch) -> None:
         unit.set_modules_to_backward_prefetch(before or [unit])
 
 
-def _view(name: str, working: nn.Parameter) -> LocalParameter:
-    """Return the parameter with its local shard as master: the same memory as FSDP's."""
+def _view(name: str, working: nn.Parameter, compute: torch.dtype) -> LocalParameter:
+    """Return the parameter with its local shard as master: the same memory as FSDP's. What is not cut is replicated."""
     whole = working.detach()
     if not isinstance(whole, DTensor):
-        return LocalParameter(name=name, master=working, working=working)
+        return replicated(name, working, compute)
     master = nn.Parameter(whole.to_local(), requires_grad=working.requires_grad)
     return LocalParameter(name=name, master=master, working=working)

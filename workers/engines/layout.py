@@ -1,6 +1,6 @@
 """`Layout`: how parameters and their gradients lie on this rank. What differs between replicating and sharding is here."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +39,26 @@ class LocalParameter:
             shape=working.shape,
             stride=working.stride(),
         )
+
+
+def replicated(name: str, working: nn.Parameter, compute: torch.dtype) -> LocalParameter:
+    """Hold a parameter whole on every rank, with a master of its own where compute has another dtype.
+
+    `working` is cast in place. One of 0 dims stays fp32: torch lets it take part in arithmetic of any dtype.
+    """
+    if working.dtype == compute or not working.is_floating_point() or working.ndim == 0:
+        return LocalParameter(name=name, master=working, working=working)
+    master = nn.Parameter(working.detach().clone(), requires_grad=working.requires_grad)
+    working.data = working.data.to(compute)
+    return LocalParameter(name=name, master=master, working=working)
+
+
+@torch.no_grad()
+def publish(parameters: Iterable[LocalParameter]) -> None:
+    """Copy masters into working copies where these are memory of their own."""
+    for parameter in parameters:
+        if parameter.working is not parameter.master and not parameter.is_sharded:
+            parameter.working.copy_(parameter.master)
 
 
 class Layout(Protocol):
