@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -150,13 +150,16 @@ class TableNet(Net):
 
 
 class DropoutNet(Net):
-    """Half of the activations are dropped; remembers a hash of each mask."""
+    """Half of the inputs are dropped."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kept = F.dropout(torch.ones_like(x), 0.5)
-        self.masks = [*getattr(self, "masks", []), int((kept != 0).flatten().long().bincount().tolist()[-1])]
-        self.last_mask = kept
-        return super().forward(x * kept)
+        self.mask = F.dropout(torch.ones_like(x), 0.5)
+        return super().forward(x * self.mask)
+
+
+def frozen_net() -> Net:
+    """Nothing to train; B019."""
+    return Net().requires_grad_(requires_grad=False)
 
 
 NETS: Final[Mapping[str, Callable[[], nn.Module]]] = {
@@ -170,6 +173,7 @@ NETS: Final[Mapping[str, Callable[[], nn.Module]]] = {
     "uneven_frozen": uneven_frozen_net,
     "table": TableNet,
 }
+MORE_NETS: Final[Mapping[str, Callable[[], nn.Module]]] = {"dropout": DropoutNet, "frozen": frozen_net}
 
 
 @dataclass
@@ -179,10 +183,12 @@ class NetTask:
     net: Callable[[], nn.Module]
     spoil_from: int | None = None  # the loss is NaN from this forward on
     scale: float = 1.0  # of the loss
-    forwards: int = field(default=0)
+    forwards: int = 0
+    module: nn.Module | None = None
 
     def build(self) -> nn.Module:
-        return self.net()
+        self.module = self.net()
+        return self.module
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         return list(module.blocks)
@@ -200,10 +206,15 @@ class NetTask:
         return Rows()
 
 
+def make_task(net: str, **options: Any) -> NetTask:
+    """Make a task by name: what a job file's `model.target` names."""
+    return NetTask((NETS | MORE_NETS)[net], **options)
+
+
 def make_config(**changes: Any) -> TrainingConfig:
     """Return a config of 6 steps of 10 rows; `changes` are dotted keys, `train__seed=1`."""
     tree: dict[str, Any] = {
-        "model": {"kind": "task", "target": "small_tasks:NetTask"},
+        "model": {"kind": "task", "target": "small_tasks:make_task", "args": {"net": "plain"}},
         "data": {"kind": "task"},
         "train": {
             "steps": 6,

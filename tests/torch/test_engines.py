@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from small_tasks import NETS, NetTask, Run, make_config, micro_batches, reference_run
+from small_tasks import NETS, NetTask, Run, make_config, make_task, micro_batches, reference_run
 from torch.distributed.tensor import DTensor
 
 from workers.contract.batch import plan_batch
-from workers.engines import Engine, build_engine
+from workers.engines import StepOutput, build_engine
 from workers.schedule import learning_rate
 from workers.world import World
 
@@ -29,40 +29,53 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def model_weights(engine: Engine) -> dict[str, torch.Tensor]:
-    return {
-        name.removeprefix("model."): whole(tensor)
-        for name, tensor in engine.state().items()
-        if name.startswith("model.")
-    }
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def train_net(world: World, net: str, changes: dict[str, Any]) -> Run:
-    config = make_config(**changes)
-    task = NetTask(NETS[net])
-    engine = build_engine(config, task, world)
-    batch = config.train.batch
-    plan = plan_batch(global_sequences=batch.global_sequences, world_size=world.world_size, micro=batch.micro)
-    run = Run(losses=[], norms=[], weights={})
-    for step in range(config.train.steps):
-        output = engine.train_step(
-            micro_batches(task, config, plan, step=step, rank=world.rank),
-            learning_rate=learning_rate(step, config.train),
+class Trainer:
+    """An engine with its data, step by step."""
+
+    def __init__(self, world: World, task: NetTask, changes: dict[str, Any]) -> None:
+        self.config = make_config(**changes)
+        self.task = task
+        self.engine = build_engine(self.config, task, world)
+        batch = self.config.train.batch
+        self._rank = world.rank
+        self._plan = plan_batch(
+            global_sequences=batch.global_sequences, world_size=world.world_size, micro=batch.micro
         )
-        assert output.is_finite
-        run.losses.append(output.loss)
-        run.norms.append(output.grad_norm)
-    run.weights = model_weights(engine)
-    return run
+
+    def step(self, step: int) -> StepOutput:
+        return self.engine.train_step(
+            micro_batches(self.task, self.config, self._plan, step=step, rank=self._rank),
+            learning_rate=learning_rate(step, self.config.train),
+        )
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {
+            name.removeprefix("model."): whole(tensor)
+            for name, tensor in self.engine.state().items()
+            if name.startswith("model.")
+        }
+
+    def run(self) -> Run:
+        outputs = [self.step(step) for step in range(self.config.train.steps)]
+        assert all(output.is_finite for output in outputs)
+        return Run(
+            losses=[output.loss for output in outputs],
+            norms=[output.grad_norm for output in outputs],
+            weights=self.weights(),
+        )
 
 
-def train_all(world: World, runs: list[tuple[str, dict[str, Any]]]) -> list[Run]:
-    return [train_net(world, net, changes) for net, changes in runs]
+def train_all(world: World, runs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[Run]:
+    return [Trainer(world, make_task(**task), changes).run() for task, changes in runs]
 
 
 @functools.cache
-def reference(net: str, **changes: Any) -> Run:
-    return reference_run(NetTask(NETS[net]), make_config(**changes))
+def reference(net: str, scale: float = 1.0, **changes: Any) -> Run:
+    return reference_run(make_task(net, scale=scale), make_config(**changes))
 
 
 def assert_equal_runs(run: Run, expected: Run, tolerance: float = 1e-5) -> None:
@@ -77,11 +90,226 @@ def assert_equal_runs(run: Run, expected: Run, tolerance: float = 1e-5) -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_net_trains_as_in_one_process(ranks: "Launcher", engine: str, world_size: int) -> None:
-    """B012, B014, B021, B022, B025, B026, B030: tied, shared, unused, tiny, empty, uneven and frozen parameters."""
+    """B012, B014, B021, B022, B025, B026, B030, B040, B151: tied, shared, unused, tiny, empty, uneven, frozen ones."""
     changes = ENGINES[engine] | {"train__batch__micro": 2, "train__steps": 8}
-    for results in ranks(train_all, world_size, [(net, changes) for net in NETS]):
+    for results in ranks(train_all, world_size, [({"net": net}, changes) for net in NETS]):
         for net, run in zip(NETS, results, strict=True):
             try:
                 assert_equal_runs(run, reference(net, train__steps=8))
             except AssertionError as error:
                 raise AssertionError(f"net {net!r} with {engine} on {world_size} ranks: {error}") from error
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_cut_of_a_global_batch_changes_nothing(ranks: "Launcher", world_size: int) -> None:
+    """B036, B052: 16 x 1, 4 x 4, 2 workers x 2 x 4 and so on, with clipping on, give one loss, norm and update."""
+    cuts = [changes | {"train__batch__micro": micro} for changes in ENGINES.values() for micro in (1, 4, 16)]
+    common = {"train__batch__global_sequences": 16, "train__steps": 5, "train__grad_clip": 0.1}
+    (results, *_) = ranks(train_all, world_size, [({"net": "plain"}, cut | common) for cut in cuts])
+    for run in results:
+        assert_equal_runs(run, reference("plain", **common))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_plain_gradient_descent_takes_the_whole_gradient_once(ranks: "Launcher", engine: str) -> None:
+    """B151: an optimizer that does not normalise shows a gradient that is N times too large."""
+    sgd = {"train__optimizer__name": "sgd", "train__optimizer__lr": 0.1, "train__grad_clip": None}
+    for (run,) in ranks(train_all, 4, [({"net": "plain"}, ENGINES[engine] | sgd)]):
+        assert_equal_runs(run, reference("plain", **sgd))
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+@pytest.mark.parametrize("scale", [1e-6, 0.0])
+def test_clipping_leaves_a_tiny_or_zero_gradient_alone(
+    ranks: "Launcher", scale: float, world_size: int
+) -> None:
+    """B042: no constant in the divisor that counts once per rank, and no division by a zero norm."""
+    sgd = {"train__optimizer__name": "sgd", "train__grad_clip": 1e-7}
+    runs = [({"net": "plain", "scale": scale}, changes | sgd) for changes in ENGINES.values()]
+    for results in ranks(train_all, world_size, runs):
+        for run in results:
+            assert_equal_runs(run, reference("plain", scale, **sgd), tolerance=1e-6)
+            assert all(weight.isfinite().all() for weight in run.weights.values())
+
+
+def test_bf16_is_the_same_bf16_under_both_engines(ranks: "Launcher") -> None:
+    bf16 = {"train__precision__params": "bf16", "train__batch__micro": 2}
+    runs = [({"net": net}, changes | bf16) for net in NETS for changes in ENGINES.values()]
+    (results, _) = ranks(train_all, 2, runs)
+    for i, net in enumerate(NETS):
+        ddp, *sharded = results[3 * i : 3 * i + 3]
+        assert all(weight.dtype == torch.float32 for weight in ddp.weights.values())
+        assert ddp.losses == pytest.approx(reference(net).losses, rel=0.05)
+        assert ddp.losses != pytest.approx(reference(net).losses, rel=1e-6)
+        for run in sharded:
+            assert run.losses == pytest.approx(ddp.losses, rel=2e-3), net
+
+
+def test_recomputing_and_prefetching_change_no_bit(ranks: "Launcher") -> None:
+    variants = [
+        {"engine__activation_checkpointing": "full"},
+        {"engine__prefetch": {"forward": 0, "backward": 0}},
+        {"engine__prefetch": {"forward": 3, "backward": 2}},
+    ]
+    for changes in ENGINES.values():
+        runs = [({"net": "dropout"}, changes | variant) for variant in ({}, *variants)]
+        (results, _) = ranks(train_all, 2, runs)
+        for run in results[1:]:
+            assert run.losses == results[0].losses
+            assert all(run.weights[name].equal(weight) for name, weight in results[0].weights.items())
+
+
+def go_on_from_a_copied_state(world: World, runs: list[tuple[str, dict[str, Any]]]) -> None:
+    for net, changes in runs:
+        old, new = (Trainer(world, make_task(net), changes | {"train__seed": seed}) for seed in (0, 1))
+        names = list(new.engine.state())
+        old.config = new.config  # the same random streams from here on
+        for step in range(3):
+            old.step(step)
+        state = new.engine.state()
+        assert list(state) == list(old.engine.state()) == names
+        for name, tensor in old.engine.state().items():
+            local(state[name]).copy_(local(tensor))
+        new.engine.after_load()
+        assert [new.step(step) for step in (3, 4)] == [old.step(step) for step in (3, 4)], (net, changes)
+        assert all(weight.equal(new.weights()[name]) for name, weight in old.weights().items())
+
+
+def test_state_is_complete_before_the_first_step_and_all_there_is(ranks: "Launcher") -> None:
+    """B023, B153: copied in place into a fresh engine of other weights, the next steps are the same bit for bit."""
+    variants: list[dict[str, Any]] = [
+        {},
+        {"train__precision__params": "bf16"},
+        {"train__optimizer__name": "sgd"},
+    ]
+    runs = [
+        (net, changes | variant)
+        for net in ("tied", "unused_layer", "odd_sizes", "dropout")
+        for changes in ENGINES.values()
+        for variant in variants
+    ]
+    ranks(go_on_from_a_copied_state, 2, runs)
+
+
+def name_the_state(world: World, net: str, changes: dict[str, Any]) -> Any:
+    trainer = Trainer(world, make_task(net), changes)
+    state = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in trainer.engine.state().items()}
+    flags = {name: p.requires_grad for name, p in trainer.task.module.named_parameters()}
+    return state, dict(trainer.engine.aliases()), flags
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_state_has_whole_shapes_and_tied_names_once(ranks: "Launcher", engine: str) -> None:
+    """B030: global shapes do not come from uneven local ones."""
+    for state, aliases, _ in ranks(name_the_state, 3, "tied", ENGINES[engine]):
+        assert aliases == {"model.last.weight": "model.first.weight"}
+        assert state["model.first.weight"] == ((6, 6), torch.float32)
+        assert "model.last.weight" not in state
+    for state, _, flags in ranks(name_the_state, 3, "uneven_frozen", ENGINES[engine]):
+        assert state["model.blocks.1.up.weight"] == ((7, 6), torch.float32)
+        assert state["optimizer.blocks.0.up.weight.exp_avg"] == ((5, 6), torch.float32)
+        assert state["optimizer.blocks.0.up.weight.step"] == ((), torch.float32)
+        assert not any(name.startswith("optimizer.blocks.1.") for name in state)
+        assert [name for name, flag in flags.items() if not flag] == [
+            name for name in flags if name.startswith("blocks.1.")
+        ]
+
+
+def watch_the_table(world: World, changes: dict[str, Any]) -> Any:
+    trainer = Trainer(world, make_task("table"), changes)
+    for step in range(2):
+        trainer.step(step)
+    return trainer.task.module.table.clone(), list(trainer.engine.state())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_table_of_the_constructor_stays_as_it_was_built(ranks: "Launcher", engine: str) -> None:
+    """B047: not cast, not saved; the persistent buffer beside it is."""
+    bf16 = {"train__precision__params": "bf16"}
+    for table, names in ranks(watch_the_table, 4, ENGINES[engine] | bf16):
+        assert table.equal(make_task("table").build().table)
+        assert "buffer.counter" in names
+        assert "buffer.table" not in names
+
+
+def first_masks(world: World, changes: dict[str, Any]) -> Any:
+    trainer = Trainer(world, make_task("dropout"), changes)
+    weights = trainer.weights()
+    trainer.step(0)
+    return trainer.task.module.mask, weights
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_masks_differ_between_ranks_and_repeat_between_runs(ranks: "Launcher", engine: str) -> None:
+    """B055: and all ranks start from the same weights."""
+    first, again = (ranks(first_masks, 2, ENGINES[engine]) for _ in range(2))
+    assert not first[0][0].equal(first[1][0])
+    for rank in range(2):
+        assert first[rank][0].equal(again[rank][0])
+        assert all(first[rank][1][name].equal(weight) for name, weight in first[0][1].items())
+
+
+def spoil_one_rank(world: World, changes: dict[str, Any]) -> Any:
+    task = make_task("plain", spoil_from=1 if world.rank == 1 else None)
+    trainer = Trainer(world, task, changes)
+    trainer.step(0)
+    before = trainer.weights()
+    output = trainer.step(1)
+    unchanged = all(weight.equal(before[name]) for name, weight in trainer.weights().items())
+    return output.is_finite, unchanged
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_nan_on_one_rank_is_seen_by_all_and_touches_no_weight(ranks: "Launcher", precision: str) -> None:
+    """B118."""
+    for changes in ENGINES.values():
+        results = ranks(spoil_one_rank, 2, changes | {"train__precision__params": precision})
+        assert results == [(False, True)] * 2
+
+
+def measure(world: World, changes: dict[str, Any]) -> dict[str, int]:
+    trainer = Trainer(world, make_task("plain"), changes)
+    trainer.step(0)
+    return dict(trainer.engine.memory())
+
+
+def test_memory_is_exact_by_category(ranks: "Launcher") -> None:
+    """Shards of dim 0 are padded to the same size on every rank; ddp in bf16 keeps a copy and fp32 masters."""
+    shapes = [parameter.shape for parameter in make_task("plain").build().parameters()]
+    whole_size = sum(shape.numel() for shape in shapes)
+    shard_size = sum(-(-shape[0] // 2) * shape[1:].numel() for shape in shapes)
+    steps = 4 * len(shapes)
+    bf16 = {"train__precision__params": "bf16"}
+    (ddp, _) = ranks(measure, 2, ENGINES["ddp"] | bf16)
+    assert ddp["parameters"] == 2 * whole_size
+    assert ddp["optimizer_state"] == 12 * whole_size + steps
+    assert ddp["gradients"] == 4 * whole_size
+    (fsdp, _) = ranks(measure, 2, ENGINES["fsdp-3"] | bf16)
+    assert fsdp["parameters"] == 4 * shard_size
+    assert fsdp["optimizer_state"] == pytest.approx(8 * shard_size + steps, abs=16)  # moments have no padding
+    assert 4 * shard_size <= fsdp["gradients"] <= 4 * shard_size + 64
+    assert fsdp["buffers"] == ddp["buffers"] == 0
+
+
+def build_only(world: World, net: str, drift: bool) -> None:
+    task = make_task(net)
+    if drift:
+        make = task.net
+        task.net = lambda: make().apply(lambda part: [p.data.add_(world.rank) for p in part.parameters()])
+    build_engine(make_config(), task, world)
+
+
+@pytest.mark.parametrize(
+    ("net", "drift", "message"),
+    [
+        ("frozen", False, "0 trainable parameters"),
+        ("plain", True, "ranks [1] built other initial weights than rank 0"),
+    ],
+)
+def test_a_module_that_cannot_be_trained_is_refused(
+    ranks: "Launcher", net: str, drift: bool, message: str
+) -> None:
+    """B019."""
+    for outcome in ranks.start(build_only, 2, net, drift).outcomes():
+        assert outcome.error_type == "ConfigError"
+        assert message in outcome.error
