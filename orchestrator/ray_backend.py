@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import httpx
 
+from orchestrator.archive import Package, own_package
 from orchestrator.cluster import Capacity, Node, RayJobState, RayJobStatus, RayUnavailable
 from orchestrator.working_dir import pack
 from workers.contract.config import Runtime
@@ -18,6 +19,8 @@ from workers.contract.launch import LAUNCH_ENV, REPORT_TOKEN_ENV, LaunchRequest
 # The console script, not `python -m`: its first line names the interpreter that holds the package, and a folder
 # `workers` where the driver happens to start cannot take its place. `exec`: Ray's SIGTERM reaches the driver itself.
 ENTRYPOINT: Final = "exec shardyard-worker drive"
+# Where the package is shipped with the job there is no script; Ray's own `python` finds it on PYTHONPATH.
+SHIPPED_ENTRYPOINT: Final = "exec python -P -c 'from workers.cli import main; main()' drive"
 CALL_SECONDS: Final = 10.0
 SUBMIT_SECONDS: Final = 30.0  # Ray answers only once an agent has taken the job
 UPLOAD_SECONDS: Final = 120.0
@@ -39,13 +42,18 @@ class RayJobsBackend:
         address: str,
         *,
         token_path: Path | None,
-        entrypoint: str = ENTRYPOINT,
+        entrypoint: str | None = None,
+        ships_package: bool = False,
         call_seconds: float = CALL_SECONDS,
     ) -> None:
-        """Use the dashboard at `address` (http://host:port); the token is read at each call, as clusters come and go."""
+        """Use the dashboard at `address` (http://host:port); the token is read at each call, as clusters come and go.
+
+        `ships_package`: each job brings `workers` along, for nodes that have Ray, torch and the rest, but not us.
+        """
         self._address = address
         self._token_path = token_path
-        self._entrypoint = entrypoint
+        self._ships_package = ships_package
+        self._entrypoint = entrypoint or (SHIPPED_ENTRYPOINT if ships_package else ENTRYPOINT)
         self._client = httpx.Client(base_url=address, timeout=call_seconds, trust_env=False)
 
     def close(self) -> None:
@@ -64,7 +72,11 @@ class RayJobsBackend:
         name = ray_job_id(request)
         if self.status(name).state is not RayJobState.MISSING:
             return
-        uri = None if runtime.working_dir is None else self._ship(Path(runtime.working_dir))
+        shipped: dict[str, Any] = {}
+        if runtime.working_dir is not None:
+            shipped["working_dir"] = self._ship(pack(Path(runtime.working_dir)))
+        if self._ships_package:
+            shipped["py_modules"] = [self._ship(own_package())]
         environment = {
             **runtime.env,
             LAUNCH_ENV: request.to_json(),
@@ -78,7 +90,7 @@ class RayJobsBackend:
             json={
                 "entrypoint": self._entrypoint,
                 "submission_id": name,
-                "runtime_env": {"env_vars": environment} | ({} if uri is None else {"working_dir": uri}),
+                "runtime_env": {"env_vars": environment, **shipped},
                 "metadata": {"job_name": request.name},
             },
         )
@@ -141,15 +153,14 @@ class RayJobsBackend:
         except (KeyError, TypeError) as error:
             raise RayUnavailable(f"Ray cannot list its {kind}: {body.get('msg')}") from error
 
-    def _ship(self, directory: Path) -> str:
-        """Upload the directory unless Ray holds the same content already; return its URI."""
-        package = pack(directory)
+    def _ship(self, package: Package) -> str:
+        """Upload the archive unless Ray holds the same content already, close it, and return its URI."""
         with package.file:
             path = f"/api/packages/gcs/{package.name}"
             if self._call("GET", path).status_code == httpx.codes.NOT_FOUND:
                 answer = self._call("PUT", path, content=package.file, timeout=UPLOAD_SECONDS)
                 if answer.is_error:
-                    raise RayUnavailable(f"Ray did not take {directory}: {_said(answer)}")
+                    raise RayUnavailable(f"Ray did not take an archive: {_said(answer)}")
         return f"gcs://{package.name}"
 
     def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:

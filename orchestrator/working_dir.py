@@ -1,33 +1,20 @@
 """The user's `runtime.working_dir`: checked, and packed into one archive that names itself by its content."""
 
-import hashlib
 import os
-import tempfile
-import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
+from orchestrator.archive import Package, archive
 from orchestrator.errors import OrchestratorError
 
 OUR_PACKAGES: Final = ("workers", "orchestrator")  # on sys.path, a user's would shadow ours
 LEFT_OUT: Final = frozenset({".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 MAX_BYTES: Final = 256 << 20  # it passes through Ray's GCS, which holds it in memory
-_EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # the oldest that zip knows: equal content gives equal archives
-_BLOCK_BYTES: Final = 1 << 20
 
 
 class WorkingDirError(OrchestratorError):
     """The working directory cannot be shipped: which path, which rule, what to do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
-    """An archive on disk, at its beginning; whoever packed closes it. `name` changes with any byte of its content."""
-
-    name: str
-    file: IO[bytes]
 
 
 def check(directory: Path) -> None:
@@ -55,26 +42,10 @@ def check(directory: Path) -> None:
 def pack(directory: Path) -> Package:
     """Check `directory` and archive it; the caller closes the file. Raises WorkingDirError."""
     check(directory)
-    file = tempfile.TemporaryFile()  # noqa: SIM115 -- handed to the caller
     try:
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            for path in _files(directory):
-                entry = zipfile.ZipInfo(path.relative_to(directory).as_posix(), _EPOCH)
-                entry.external_attr = (path.stat().st_mode & 0o777) << 16
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                with path.open("rb") as source, archive.open(entry, "w") as target:
-                    while block := source.read(_BLOCK_BYTES):
-                        target.write(block)
-        file.seek(0)
-        digest = hashlib.file_digest(file, "sha256").hexdigest()[:32]
-        file.seek(0)
-        return Package(name=f"_ray_pkg_{digest}.zip", file=file)
+        return archive((path, path.relative_to(directory).as_posix()) for path in _files(directory))
     except OSError as error:
-        file.close()
         raise WorkingDirError(f"runtime.working_dir: {directory} cannot be read: {error}") from error
-    except BaseException:
-        file.close()
-        raise
 
 
 def _files(directory: Path) -> Iterator[Path]:

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -157,6 +158,28 @@ def test_a_driver_that_cannot_start_says_why(cluster: LocalCluster, tmp_path: Pa
     backend.close()
     assert status.state is RayJobState.FAILED
     assert "no-such-program-of-ours" in status.message
+
+
+def test_nodes_without_the_package_get_the_services_own_with_the_job(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    say = (
+        "import os, pathlib, workers; from importlib.metadata import version; "
+        f"pathlib.Path({str(out)!r}).write_text(workers.__file__ + ' ' + version('shardyard'))"
+    )
+    backend = RayJobsBackend(
+        cluster.url,
+        token_path=cluster.token_path,
+        entrypoint=f'exec python -P -c "{say}"',
+        ships_package=True,
+    )
+    backend.submit(request("job-e", tmp_path), report_token="t", runtime=Runtime())
+    wait_for(lambda: backend.status("job-e-0").state.is_over, "the job ended")
+    backend.close()
+    place, installed = out.read_text().split()
+    assert Path(place).is_relative_to(cluster.temp_dir)
+    assert installed == version("shardyard")
 
 
 def test_a_working_directory_that_would_shadow_our_packages_is_refused_and_nothing_submitted(
