@@ -23,7 +23,8 @@ WIDTH: Final = 6
 class Rows:
     """Rows of noise with a target; row i counts 1 to 4 of its 4 positions, so that batches weigh differently."""
 
-    digest = "rows"
+    def __init__(self, digest: str = "rows") -> None:
+        self.digest = digest
 
     def __len__(self) -> int:
         return 1000
@@ -183,6 +184,7 @@ class NetTask:
     net: Callable[[], nn.Module]
     spoil_from: int | None = None  # the loss is NaN from this forward on
     scale: float = 1.0  # of the loss
+    digest: str = "rows"  # of the data
     forwards: int = 0
     module: nn.Module | None = None
 
@@ -203,7 +205,7 @@ class NetTask:
         return int(batch["counted"].sum())
 
     def dataset(self, cache_dir: Path) -> Rows:
-        return Rows()
+        return Rows(self.digest)
 
 
 def make_task(net: str, **options: Any) -> NetTask:
