@@ -42,7 +42,7 @@ lint: dev  ## format, lint, types, layers, and the deployment files
 	$(BIN)/mypy
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports
 	$(BIN)/hadolint deploy/docker/Dockerfile
-	cd deploy/compose && SHARDYARD_STORAGE=/srv/shardyard ../../$(BIN)/docker-compose config --quiet
+	$(BIN)/docker-compose --file deploy/compose/compose.yaml config --quiet
 
 format: dev  ## rewrite the sources in the common format
 	$(BIN)/ruff format .
