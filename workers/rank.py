@@ -115,6 +115,8 @@ class _Speaker:
         """Once, after the first step: what the forkserver should have imported (see `agent.preload`)."""
         late = sorted(set(sys.modules) - self._imported)
         self._imported = set()
+        if not late:
+            return
         print(f"shardyard: {len(late)} modules were imported in this rank: {' '.join(late)}", file=sys.stderr)  # noqa: T201 -- stderr is this rank's log
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 PRELOAD: Final = (
     "torch",
+    "torch._dynamo",
     "torch.distributed",
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
     "torch.distributed.checkpoint",
@@ -18,6 +19,7 @@ PRELOAD: Final = (
     "torch.distributed.tensor",
     "torch.nn.parallel",
     "torch.optim",
+    "torch.profiler._cupti_monitor",
     "torch.utils.data",
     "numpy",
     "xxhash",
