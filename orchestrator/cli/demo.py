@@ -25,7 +25,7 @@ from orchestrator.cli.yard import Yard, bring_down, bring_up, is_up
 from orchestrator.client import Client
 from orchestrator.processes import family
 
-TOKENS_TO_WRITE: Final = 240
+BYTES_TO_WRITE: Final = 320
 PROMPT: Final = "def "
 MIN_CPUS: Final = 2  # the quickstart asks for two workers of one CPU, whatever the machine has
 
@@ -98,7 +98,7 @@ def _generated(job: JobView) -> str:
     """Let the exported model write a few lines; empty where there is no export."""
     if job.result is None or job.result.export_path is None:
         return ""
-    arguments = ["generate", job.result.export_path, "--prompt", PROMPT, "--tokens", str(TOKENS_TO_WRITE)]
+    arguments = ["generate", job.result.export_path, "--prompt", PROMPT, "--num-bytes", str(BYTES_TO_WRITE)]
     return run_worker(arguments)
 
 

@@ -24,6 +24,7 @@ from orchestrator.client import Client, UnreachableError
 
 POLL_SECONDS: Final = 1.0
 PATIENCE_SECONDS: Final = 60.0  # how long the service may be away before following gives up
+LOOKS_AFTER_END: Final = 3  # with nothing new, after the job has ended
 PLAIN_EVERY_SECONDS: Final = 10.0  # progress lines on an output that does not redraw
 LOG_BYTES_A_LOOK: Final = 256 * 1024
 
@@ -80,6 +81,7 @@ class Follower:
         self._note = ""
         self._told: EventView | None = None
         self._told_at = 0.0
+        self._looks_after_end = 0
 
     def run(self) -> JobView:
         """Return the job once it has ended. Raises CliError (UNREACHABLE) when the service stays away."""
@@ -102,7 +104,11 @@ class Follower:
                     time.sleep(POLL_SECONDS)
 
     def _look(self) -> bool:
-        """Take what is new; True when the job has ended and all of it was told."""
+        """Take what is new; True when the job has ended and all of it was told.
+
+        A job that has ended may hold resources for a moment; that is no reason to keep anybody waiting for long.
+        """
+        had_ended = self.job.is_terminal
         page = self.client.events(self.job.id, after=self._after, wait_seconds=POLL_SECONDS)
         self.job = self.client.job(self.job.id)
         self.samples = self.client.samples(self.job.id)
@@ -114,7 +120,10 @@ class Follower:
         self._tell_progress()
         if self._on_look is not None:
             self._on_look(self.job, self.samples)
-        return self.job.is_terminal and page.is_complete
+        if not self.job.is_terminal:
+            return False
+        self._looks_after_end += had_ended and not page.events
+        return page.is_complete or self._looks_after_end >= LOOKS_AFTER_END
 
     def _tell_event(self, event: EventView) -> None:
         self.screen.emit(event)

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
@@ -23,9 +22,25 @@ from orchestrator.cli.signals import ended_like_ctrl_c, not_interrupted
 from orchestrator.cli.wording import harmless
 from orchestrator.cli.worker_process import WorkerStream
 from orchestrator.spec.model import JobSpec
+from workers.contract.base import Message
 from workers.contract.events import Event, EventKind, JobResult, Sample
 
 STDERR_LINES: Final = 12
+STATE_OF: Final = {"finished": "succeeded", "stopped": "cancelled"}  # a service's words for the driver's
+
+
+class Outcome(Message):
+    """The last line of the process."""
+
+    phase: str
+    reason: str
+    run_dir: str
+    result: JobResult | None = None
+
+    @property
+    def state(self) -> str:
+        """How a service would call this end."""
+        return STATE_OF.get(self.phase, "failed")
 
 
 class LocalRun:
@@ -35,24 +50,27 @@ class LocalRun:
         self.screen, self.spec = screen, spec
         self.state, self.reason = "starting", "starting Ray"
         self.samples: dict[int, Sample] = {}
-        self.result: JobResult | None = None
+        self.outcome: Outcome | None = None
         self._told: Event | None = None
         self._began = time.monotonic()
 
     def take(self, line: Mapping[str, Any] | str) -> None:
-        """Take one line of the process: an event, a sample, or text that a library printed."""
+        """Take one line of the process: an event, a sample, the outcome, or text that a library printed."""
         if isinstance(line, str):
             self.screen.aside(harmless(line))
             return
         self.screen.emit(line)
-        try:
-            if "kind" in line:
-                self._event(Event.model_validate(line))
-            elif "learning_rate" in line:
-                sample = Sample.model_validate(line)
+        match line.get("type"):
+            case "event":
+                self._event(Event.model_validate(line["data"]))
+            case "sample":
+                sample = Sample.model_validate(line["data"])
                 self.samples[sample.rank] = sample
-        except ValidationError:
-            self.screen.aside(harmless(json.dumps(line)))
+            case "outcome":
+                self.outcome = Outcome.model_validate(line["data"])
+                self.state, self.reason = self.outcome.state, self.outcome.reason
+            case _:
+                self.screen.aside(harmless(json.dumps(line)))
 
     def _event(self, event: Event) -> None:
         if event.kind not in ROUTINE:
@@ -63,13 +81,6 @@ class LocalRun:
                 self.state, self.reason = "running", ""
             case EventKind.ROUND_FAILED | EventKind.ATTEMPT_FAILED:
                 self.state, self.reason = "recovering", event.message
-            case EventKind.FINISHED:
-                self.result = JobResult.model_validate(event.data)
-                self.state, self.reason = "succeeded", ""
-            case EventKind.FAILED:
-                self.state, self.reason = "failed", event.message
-            case EventKind.STOPPED:
-                self.state, self.reason = "cancelled", event.message
             case _:
                 pass
 
@@ -86,12 +97,15 @@ class LocalRun:
             elapsed_seconds=time.monotonic() - self._began,
         )
 
-    def end(self) -> RenderableType:
+    def end(self, outcome: Outcome) -> RenderableType:
         """Draw how it ended."""
-        head = Text.assemble("\n", (self.spec.name, "bold"), "  ", state_text(self.state))
-        if self.result is not None:
-            return Group(head, facts(result_facts(self.result)))
-        return Group(head, Text(harmless(self.reason)))
+        rows: list[tuple[str, RenderableType]] = []
+        if outcome.result is not None:
+            rows += result_facts(outcome.result)
+        elif outcome.reason:
+            rows.append(("reason", Text(harmless(outcome.reason))))
+        head = Text.assemble("\n", (self.spec.name, "bold"), "  ", state_text(outcome.state))
+        return Group(head, facts([*rows, ("files", outcome.run_dir)]))
 
 
 def run_local(screen: Screen, spec: JobSpec, *, num_workers: int) -> ExitCode:
@@ -109,9 +123,9 @@ def run_local(screen: Screen, spec: JobSpec, *, num_workers: int) -> ExitCode:
             for line in stream.lines():
                 run.take(line)
             code = stream.wait()
-        if code != 0 and run.state not in ("failed", "cancelled"):
+        if run.outcome is None:
             raise CliError(_last_words(stream.stderr_file, code))
-    screen.show(run.end())
+    screen.show(run.end(run.outcome))
     return {"succeeded": ExitCode.DONE, "cancelled": ExitCode.CANCELLED}.get(run.state, ExitCode.FAILED)
 
 

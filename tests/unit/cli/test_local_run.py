@@ -17,7 +17,7 @@ from orchestrator.cli.local_run import run_local
 from orchestrator.cli.screen import Screen
 from orchestrator.cli.worker_process import WorkerStream, run_worker
 from orchestrator.spec.model import JobSpec
-from workers.contract.events import EventKind, JobResult, Sample
+from workers.contract.events import JobResult, Sample
 
 MakeScreen = Callable[..., Screen]
 Install = Callable[[str], None]
@@ -48,10 +48,11 @@ def recorded(
     tmp_path: Path, events: list[EventView], sample: Callable[..., Sample], result: JobResult
 ) -> Path:
     """Lines as a run prints them, with one that some library printed among them."""
-    lines = [event.to_json() for event in events]
-    finished = next(n for n, event in enumerate(events) if event.kind is EventKind.FINISHED)
-    lines[finished] = events[finished].model_copy(update={"data": result.model_dump()}).to_json()
-    lines.insert(9, sample(0).to_json())
+    told: list[tuple[str, dict[str, object]]] = [("event", event.model_dump(mode="json")) for event in events]
+    told.insert(9, ("sample", sample(0).model_dump(mode="json")))
+    outcome = {"phase": "finished", "reason": "finished at step 150", "run_dir": "/runs/x"}
+    told.append(("outcome", {**outcome, "result": result.model_dump(mode="json")}))
+    lines = [json.dumps({"type": kind, "data": data}) for kind, data in told]
     lines.insert(3, "a library says hello")
     path = tmp_path / "lines"
     path.write_text("\n".join(lines) + "\n")
@@ -74,13 +75,22 @@ def test_a_run_is_drawn_to_its_result(
     assert err == "a library says hello\n"
 
 
+def test_a_run_that_failed_says_why_and_ends_with_1(
+    screen: MakeScreen, spec: JobSpec, install: Install
+) -> None:
+    outcome = {"phase": "failed", "reason": "user_code is not retried", "run_dir": "/runs/x", "result": None}
+    install(f"echo '{json.dumps({'type': 'outcome', 'data': outcome})}'; exit 1")
+    page = screen()
+    assert run_local(page, spec, num_workers=1) is ExitCode.FAILED
+    assert "user_code is not retried" in output(page)[0]
+
+
 def test_json_lines_pass_through(screen: MakeScreen, spec: JobSpec, install: Install, recorded: Path) -> None:
     install(f"cat {recorded}")
     page = screen(as_json=True)
     run_local(page, spec, num_workers=2)
-    kinds = [json.loads(line).get("kind") for line in output(page)[0].splitlines()]
-    assert kinds.count("finished") == 1
-    assert kinds.count(None) == 1, "the sample"
+    kinds = [json.loads(line)["type"] for line in output(page)[0].splitlines()]
+    assert (kinds.count("sample"), kinds[-1]) == (1, "outcome")
 
 
 def test_the_worker_gets_the_training_part_and_the_number_of_workers(
