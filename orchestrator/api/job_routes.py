@@ -6,6 +6,7 @@ from fastapi import APIRouter, Header, Path, Query, Response
 from pydantic import Field
 
 from orchestrator.api import render
+from orchestrator.api.answer import answer
 from orchestrator.api.auth import AdminDep
 from orchestrator.api.door import ServiceDep
 from orchestrator.api.views import (
@@ -43,20 +44,20 @@ class JobsParams(Strict):
 @router.post(
     "/jobs",
     status_code=201,
+    response_model=JobView,
     max_body_size=SUBMIT_LIMIT_BYTES,
     responses={200: {"description": "The same job again: its idempotency key made it earlier"}},
 )
 def submit(
     body: SubmitBody,
     service: ServiceDep,
-    response: Response,
     key: Annotated[str | None, Header(alias=IDEMPOTENCY_HEADER, pattern=r"^[\x21-\x7e]{1,200}$")] = None,
-) -> JobView:
+) -> Response:
     """Queue a job."""
     submitted = service.submit(body.spec, overrides=body.overrides, source=body.source, idempotency_key=key)
-    response.status_code = 201 if submitted.created else 200
-    response.headers["Location"] = f"{API_PREFIX}/jobs/{submitted.job.id}"
-    return render.job_view(submitted.job)
+    where = {"Location": f"{API_PREFIX}/jobs/{submitted.job.id}"}
+    status = 201 if submitted.created else 200
+    return answer(render.job_view(submitted.job), status=status, headers=where)
 
 
 @router.post("/validate", max_body_size=SUBMIT_LIMIT_BYTES)
@@ -71,21 +72,21 @@ def schema(service: ServiceDep) -> dict[str, Any]:
     return service.schema()
 
 
-@router.get("/jobs")
-def list_jobs(params: Annotated[JobsParams, Query()], service: ServiceDep) -> JobPage:
+@router.get("/jobs", response_model=JobPage)
+def list_jobs(params: Annotated[JobsParams, Query()], service: ServiceDep) -> Response:
     """One page of jobs, newest first; filters come before the cut."""
     query = JobQuery(states=params.state, name=params.name or None, limit=params.limit, before=params.cursor)
-    return render.job_page(service.list_jobs(query))
+    return answer(render.job_page(service.list_jobs(query)))
 
 
-@router.get("/jobs/{job}")
-def get_job(job: JobRef, service: ServiceDep) -> JobView:
+@router.get("/jobs/{job}", response_model=JobView)
+def get_job(job: JobRef, service: ServiceDep) -> Response:
     """One job by id, or the newest of that name."""
-    return render.job_view(service.get(job))
+    return answer(render.job_view(service.get(job)))
 
 
-@router.post("/jobs/{job}/cancel")
-def cancel(job: JobRef, service: ServiceDep, body: CancelBody | None = None) -> JobView:
+@router.post("/jobs/{job}/cancel", response_model=JobView)
+def cancel(job: JobRef, service: ServiceDep, body: CancelBody | None = None) -> Response:
     """Ask for a job's end. It is `cancelled` once its processes and reservations are gone."""
     told = body or CancelBody()
-    return render.job_view(service.cancel(job, by=told.by, reason=told.reason))
+    return answer(render.job_view(service.cancel(job, by=told.by, reason=told.reason)))

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from typing import Final
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -23,6 +24,11 @@ from orchestrator.errors import (
 from orchestrator.working_dir import WorkingDirError
 
 logger = logging.getLogger(__name__)
+
+_HEADERS: Final[Mapping[int, Mapping[str, str]]] = {
+    401: {"WWW-Authenticate": "Bearer"},
+    503: {"Retry-After": "1"},
+}
 
 
 def problem(
@@ -55,10 +61,11 @@ async def _spec(request: Request, error: SpecError) -> Response:
 
 async def _refused(request: Request, error: OrchestratorError) -> Response:
     status = _status(error)
-    if status == 500:
+    detail = str(error)
+    if isinstance(error, StoreError) or status == 500:  # names tables and values: not for the wire
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return problem(status, str(error), headers=headers)
+        detail = "the service could not do this now; its log says why"
+    return problem(status, detail, headers=_HEADERS.get(status))
 
 
 def _status(error: OrchestratorError) -> int:

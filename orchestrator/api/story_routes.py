@@ -3,11 +3,12 @@
 import asyncio
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
 
 from orchestrator.api import render
+from orchestrator.api.answer import answer
 from orchestrator.api.auth import AdminDep
 from orchestrator.api.door import ServiceDep
 from orchestrator.api.job_routes import MAX_NUMBER, JobRef
@@ -47,10 +48,10 @@ class LogParams(Strict):
     limit: Annotated[int, Field(ge=1, le=LOG_LIMIT_BYTES)] = LOG_LIMIT_BYTES
 
 
-@router.get("/events")
+@router.get("/events", response_model=EventPage)
 async def events(
     job: JobRef, params: Annotated[EventsParams, Query()], request: Request, service: ServiceDep
-) -> EventPage:
+) -> Response:
     """Events after a cursor, oldest first; waits for the first one if asked to."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + params.wait
@@ -58,14 +59,14 @@ async def events(
         timeline = await run_in_threadpool(service.events, job, after=params.after, limit=params.limit)
         left = deadline - loop.time()
         if timeline.events or timeline.is_complete or left <= 0 or await request.is_disconnected():
-            return render.event_page(timeline)
+            return answer(render.event_page(timeline))
         await asyncio.sleep(min(LOOK_SECONDS, left))
 
 
-@router.get("/samples")
-def samples(job: JobRef, service: ServiceDep) -> SamplesView:
+@router.get("/samples", response_model=SamplesView)
+def samples(job: JobRef, service: ServiceDep) -> Response:
     """The newest sample of each rank, and the loss curve."""
-    return render.samples_view(service.measurements(job))
+    return answer(render.samples_view(service.measurements(job)))
 
 
 @router.get("/checkpoints")
