@@ -170,9 +170,8 @@ def _reported(draft: "_Draft", report: Report) -> None:
             draft.change(result=report.result)
             draft.end(JobState.SUCCEEDED, f"finished at step {report.step}")
         case "failed":
-            summary = report.verdict.summary if report.verdict else "failed, and the driver gives no reason"
             if job.desired == "run":
-                draft.end(JobState.FAILED, summary)
+                draft.end(JobState.FAILED, _why_failed(report))
         case "not_placed":
             verdict = report.verdict or _verdict(FailureClass.NOT_PLACED, "the cluster had no room in time")
             _restart(draft, verdict, back_to=JobState.QUEUED)
@@ -181,6 +180,14 @@ def _reported(draft: "_Draft", report: Report) -> None:
                 FailureClass.DRIVER_LOST, f"generation {report.generation} was stopped from outside"
             )
             _restart(draft, verdict, back_to=JobState.RECOVERING)
+
+
+def _why_failed(report: Report) -> str:
+    """What happened, and why the driver did not try again."""
+    summary = report.verdict.summary if report.verdict else "failed, and the driver gives no reason"
+    told = (event.data.get("reason") for event in report.events if event.kind is EventKind.FAILED)
+    decision = next((reason for reason in told if isinstance(reason, str) and reason), "")
+    return f"{summary}; {decision}" if decision else summary
 
 
 def _verdict(failure_class: FailureClass, summary: str) -> Verdict:

@@ -129,7 +129,7 @@ class Store:
         """Jobs by state; a state without any is there with 0."""
         counted = select(jobs.c.state, func.count()).group_by(jobs.c.state)
         with self._reading() as connection:
-            found: dict[str, int] = dict(connection.execute(counted).tuples().all())
+            found: dict[str, int] = {row[0]: row[1] for row in connection.execute(counted)}
         return {state: found.get(state.value, 0) for state in JobState}
 
     def events(self, job_id: str, *, after: int, limit: int) -> tuple[TimelineEvent, ...]:
@@ -175,7 +175,7 @@ class Store:
             .group_by(events.c.failure_class)
         )
         with self._reading() as connection:
-            return dict(connection.execute(counted).tuples().all())
+            return {row[0]: row[1] for row in connection.execute(counted)}
 
     def may_report(self, job_id: str, generation: int, digest: str) -> bool:
         """Whether a token with this digest was given to this generation."""
