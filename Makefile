@@ -66,11 +66,11 @@ $(BIN)/python:
 
 $(VENV)/.setup: $(BIN)/python pyproject.toml requirements/constraints.txt
 	@echo "installing shardyard and its dependencies into $(VENV): a minute or two"
-	$(PIP) install --quiet --constraint requirements/constraints.txt --editable .
+	$(PIP) install --quiet --use-pep517 --constraint requirements/constraints.txt --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.setup requirements/dev.txt
-	$(PIP) install --quiet --constraint requirements/constraints.txt --requirement requirements/dev.txt
+	$(PIP) install --quiet --use-pep517 --constraint requirements/constraints.txt --requirement requirements/dev.txt
 	@touch $@
 
 $(TOOLS)/.unpacked: requirements/debian_tools.sh
