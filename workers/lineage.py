@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import xxhash
 
+from workers.contract.batch import MicroBatch
 from workers.contract.config import TrainingConfig
 from workers.contract.events import JobResult
 from workers.contract.manifest import ResumePoint
@@ -50,18 +51,19 @@ def check_continuation(point: ResumePoint, *, start: ResumePoint, global_sequenc
 class Lineage:
     """Counts one round on top of the point it resumed from. Every rank keeps one; what it tells is the same on all."""
 
-    def __init__(self, point: ResumePoint) -> None:
+    def __init__(self, point: ResumePoint, *, global_sequences: int) -> None:
         self._point = point
+        self._global_sequences = global_sequences
         self._spans: list[Span] = []  # trained by this rank since the ledger was last brought together
 
-    def add_step(self, spans: Sequence[Span], output: StepOutput, *, global_sequences: int) -> None:
-        """Count a finished step: the indices that this rank trained, the loss and tokens of all."""
+    def add_step(self, trained: Sequence[MicroBatch], output: StepOutput) -> None:
+        """Count a finished step: what this rank trained, the loss and tokens of all."""
         point = self._point
-        self._spans.extend(spans)
+        self._spans.extend((cut.first, cut.first + cut.count) for cut in trained)
         self._point = point.model_copy(
             update={
                 "step": point.step + 1,
-                "next_index": point.next_index + global_sequences,
+                "next_index": point.next_index + self._global_sequences,
                 "tokens_seen": point.tokens_seen + output.tokens,
                 "loss_first": output.loss if point.loss_first is None else point.loss_first,
                 "loss_last": output.loss,

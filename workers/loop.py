@@ -25,7 +25,7 @@ from workers.lineage import Lineage, beginning, check_continuation
 from workers.models import Task, load_task, open_dataset
 from workers.progress import Progress
 from workers.random_streams import seed_streams, stream_seed
-from workers.sampling import Sampler, StepTimes
+from workers.sampling import Sampler
 from workers.schedule import learning_rate
 from workers.world import World
 
@@ -43,60 +43,45 @@ def train(
     any time where this rank is. Raises ConfigError, DamagedCheckpointError, NonFiniteError, StorageError, and whatever
     the user's own code raises.
     """
-    progress = progress or Progress()
-    request, config, started = order.request, order.request.config, clock()
-    steps, batch, checkpoint = config.train.steps, config.train.batch, config.checkpoint
+    config, progress, started = order.request.config, progress or Progress(), clock()
 
     # What is trained, on which samples, and how a global batch is cut over ranks and micro-batches.
     task = load_task(config)
-    dataset = open_dataset(task, cache_dir(request.run_dir))
-    plan = plan_batch(global_sequences=batch.global_sequences, world_size=world.world_size, micro=batch.micro)
+    dataset = open_dataset(task, cache_dir(order.request.run_dir))
     engine = build_engine(config, task, world)
+    batch = config.train.batch
+    plan = plan_batch(global_sequences=batch.global_sequences, world_size=world.world_size, micro=batch.micro)
     built = clock()
 
     # From where: the beginning, or the checkpoint that the driver chose for all ranks.
     progress.phase = "restore"
-    start = beginning(config, data_digest=dataset.digest)
-    point = restore(order, engine, start) if order.round.resume_from else start
-    lineage = Lineage(point)
-    sampler = Sampler(order, start_step=point.step, clock=clock)
-    saver = Saver(
-        run_dir=request.run_dir,
-        author=Author.of(order),
-        world=world,
-        keep=checkpoint.keep,
-        emit=emit,
-        parent=order.round.resume_from,
-        mode=checkpoint.mode,
-    )
+    start = restore(order, engine, dataset)
+    lineage = Lineage(start, global_sequences=batch.global_sequences)
+    saver = open_saver(order, world, emit)
+    sampler = Sampler(order, start_step=start.step, clock=clock)
     seconds = {"build": built - started, "restore": clock() - built}
-    emit(Ready(step=point.step, resumed_from=order.round.resume_from, seconds=seconds))
+    emit(Ready(step=start.step, resumed_from=order.round.resume_from, seconds=seconds))
 
-    for step in range(point.step, steps):
+    for step in range(start.step, config.train.steps):
         progress.phase, progress.step = "step", step
-        step_started = clock()
+        sampler.begin_step()
         cuts = plan.micro_batches(step=step, rank=world.rank)
-        micro_batches = [fetch(micro, step, task, dataset, config) for micro in cuts]
-        fetched = clock()
+        micro_batches = [fetch(cut, step, task, dataset, config) for cut in cuts]
+        sampler.data_are_here()
 
-        rate = learning_rate(step, config.train)
-        output = engine.train_step(micro_batches, learning_rate=rate)
+        output = engine.train_step(micro_batches, learning_rate=learning_rate(step, config.train))
         if not output.is_finite:
-            saver.wait()  # what was saved before is good
+            saver.wait()  # what was saved before is good, and stays
             raise NonFiniteError(_not_finite(step, output))
-        spans = [(micro.first, micro.first + micro.count) for micro in cuts]
-        lineage.add_step(spans, output, global_sequences=batch.global_sequences)
-        stepped = clock()
+        lineage.add_step(cuts, output)
+        sampler.end_step(output)
 
-        stall = 0.0
-        if (step + 1) % checkpoint.every_steps == 0 and step + 1 < steps:
+        if is_save_due(step, config):
             progress.phase = "save"
-            stall = saver.save(engine.state(), engine.aliases(), lineage.gather(world))
+            sampler.add_stall(saver.save(engine.state(), engine.aliases(), lineage.gather(world)))
         saver.poll()
-
-        sampler.add(output, StepTimes(whole=stepped - step_started, data=fetched - step_started, stall=stall))
         if sampler.is_due:
-            emit(Measured(sample=sampler.take(output, learning_rate=rate, memory_bytes=engine.memory())))
+            emit(Measured(sample=sampler.take(engine.memory())))
 
     # The last step is published before anybody says that the job is done.
     progress.phase = "finish"
@@ -104,30 +89,50 @@ def train(
     return lineage.result(config, checkpoint=final, seconds=clock() - started)
 
 
-def restore(order: RankOrder, engine: Engine, start: ResumePoint) -> ResumePoint:
-    """Load the order's checkpoint into the engine, in place, and return the point to go on from; on every rank."""
-    name, request = order.round.resume_from, order.request
-    assert name is not None
-    point = load(request.run_dir, name, engine.state()).resume
-    batch = request.config.train.batch
-    check_continuation(point, start=start, global_sequences=batch.global_sequences)
+def restore(order: RankOrder, engine: Engine, dataset: Dataset) -> ResumePoint:
+    """Return the point to go on from, with the engine's state as it was there. Every rank calls it.
+
+    Loads the order's checkpoint in place. Raises ConfigError where it was saved by other training than this one.
+    """
+    config, name = order.request.config, order.round.resume_from
+    start = beginning(config, data_digest=dataset.digest)
+    if name is None:
+        return start
+    point = load(order.request.run_dir, name, engine.state()).resume
+    check_continuation(point, start=start, global_sequences=config.train.batch.global_sequences)
     engine.after_load()
     return point
 
 
-def fetch(
-    micro: MicroBatch, step: int, task: Task, dataset: Dataset, config: TrainingConfig
-) -> WeightedBatch:
-    """Read the samples of one micro-batch. One of no sequences reads a sample all the same, to keep step, uncounted."""
-    indices = range(micro.first, micro.first + max(micro.count, 1))
-    ids = sample_ids(indices, num_samples=len(dataset), seed=config.train.seed)
-    seed = stream_seed(seed=config.train.seed, step=step, first_index=micro.first)
-    seed_streams(seed)  # a data set that draws random numbers repeats them, too
-    batch = dataset.batch(ids.tolist())
-    counted = micro.count > 0
-    return WeightedBatch(
-        batch=batch, num_tokens=task.num_tokens(batch) if counted else 0, seed=seed, is_counted=counted
+def open_saver(order: RankOrder, world: World, emit: Callable[[RankMessage], None]) -> Saver:
+    """Return the saver of this round; its lineage goes on from the order's checkpoint."""
+    checkpoint = order.request.config.checkpoint
+    return Saver(
+        run_dir=order.request.run_dir,
+        author=Author.of(order),
+        world=world,
+        keep=checkpoint.keep,
+        emit=emit,
+        parent=order.round.resume_from,
+        mode=checkpoint.mode,
     )
+
+
+def is_save_due(step: int, config: TrainingConfig) -> bool:
+    """True if a checkpoint follows the 0-based `step`. After the last one comes the final save instead."""
+    finished = step + 1
+    return finished % config.checkpoint.every_steps == 0 and finished < config.train.steps
+
+
+def fetch(cut: MicroBatch, step: int, task: Task, dataset: Dataset, config: TrainingConfig) -> WeightedBatch:
+    """Read the samples of one micro-batch. One of no sequences reads a sample all the same, to keep step, uncounted."""
+    seed = stream_seed(seed=config.train.seed, step=step, first_index=cut.first)
+    seed_streams(seed)  # a data set that draws random numbers repeats them, too
+    indices = range(cut.first, cut.first + max(cut.count, 1))
+    batch = dataset.batch(sample_ids(indices, num_samples=len(dataset), seed=config.train.seed).tolist())
+    is_counted = cut.count > 0
+    tokens = task.num_tokens(batch) if is_counted else 0
+    return WeightedBatch(batch=batch, num_tokens=tokens, seed=seed, is_counted=is_counted)
 
 
 def _not_finite(step: int, output: StepOutput) -> str:

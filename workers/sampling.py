@@ -1,7 +1,6 @@
-"""From step to sample: what happened since the last sample, about once a second, first step at once."""
+"""From steps to samples: what happened since the last sample, about once a second, the first step at once."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -9,67 +8,80 @@ from workers.contract.events import Sample
 from workers.contract.launch import RankOrder
 from workers.engines import StepOutput
 from workers.memory import resident_bytes
+from workers.schedule import learning_rate
 
 SAMPLE_SECONDS: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
-    """Seconds of one step on this rank."""
-
-    whole: float  # without the stall
-    data: float
-    stall: float
-
-
 class Sampler:
-    """Adds steps up until a sample is due. `clock` is monotonic seconds."""
+    """Times steps and adds them up until a sample is due. `clock` gives monotonic seconds."""
 
     def __init__(self, order: RankOrder, *, start_step: int, clock: Callable[[], float]) -> None:
         self._order = order
-        self._clock = clock
         self._train = order.request.config.train
-        self._covered = start_step  # finished steps that samples tell of
-        self._sent_at: float | None = None
-        self._times: list[StepTimes] = []
-        self._tokens = 0
+        self._clock = clock
+        self._output: StepOutput | None = None  # the newest step's
+        self._sampled = self._finished = start_step  # steps that samples tell of; steps that were finished
+        self._sampled_at: float | None = None
+        self._step_at = self._data_at = 0.0
+        self._forget()
 
-    def add(self, output: StepOutput, times: StepTimes) -> None:
-        """Count a finished step."""
-        self._times.append(times)
+    def begin_step(self) -> None:
+        """Call it before a step's data are read."""
+        self._step_at = self._clock()
+
+    def data_are_here(self) -> None:
+        """Call it when they are."""
+        self._data_at = self._clock()
+
+    def end_step(self, output: StepOutput) -> None:
+        """Call it after the update."""
+        self._seconds += self._clock() - self._step_at
+        self._data_seconds += self._data_at - self._step_at
         self._tokens += output.tokens
+        self._output = output
+        self._finished += 1
+
+    def add_stall(self, seconds: float) -> None:
+        """Count a standstill for a checkpoint; it is no part of the step's duration."""
+        self._stall_seconds += seconds
 
     @property
     def is_due(self) -> bool:
         """True after the first step of a round, after the last of the job, else about once in SAMPLE_SECONDS."""
-        step = self._covered + len(self._times)
-        if self._sent_at is None or step == self._train.steps:
+        if self._sampled_at is None or self._finished == self._train.steps:
             return True
-        waited = self._clock() - self._sent_at
-        return waited >= SAMPLE_SECONDS and step % self._train.log_every_steps == 0
+        is_late = self._clock() - self._sampled_at >= SAMPLE_SECONDS
+        return is_late and self._finished % self._train.log_every_steps == 0
 
-    def take(self, output: StepOutput, *, learning_rate: float, memory_bytes: Mapping[str, int]) -> Sample:
-        """Return the sample of all steps since the last one; `output` and `learning_rate` are the newest step's."""
-        times, size = self._times, self._train.batch.global_sequences
-        first, end = self._covered, self._covered + len(times)
+    def take(self, memory_bytes: Mapping[str, int]) -> Sample:
+        """Return the sample of all steps since the last one, at least one; loss and norm are the newest step's."""
+        steps, size = self._finished - self._sampled, self._train.batch.global_sequences
+        assert self._output is not None
+        assert steps > 0
         sample = Sample(
             rank=self._order.rank,
-            step=end,
+            step=self._finished,
             attempt=self._order.round.attempt,
             round=self._order.round.round,
             at=datetime.now(UTC),
-            loss=output.loss,
-            learning_rate=learning_rate,
-            grad_norm=output.grad_norm,
+            loss=self._output.loss,
+            learning_rate=learning_rate(self._finished - 1, self._train),
+            grad_norm=self._output.grad_norm,
             tokens=self._tokens,
-            steps=len(times),
-            step_seconds=sum(t.whole for t in times) / len(times),
-            data_seconds=sum(t.data for t in times) / len(times),
-            checkpoint_stall_seconds=sum(t.stall for t in times),
+            steps=steps,
+            step_seconds=self._seconds / steps,
+            data_seconds=self._data_seconds / steps,
+            checkpoint_stall_seconds=self._stall_seconds,
             memory_bytes=memory_bytes,
             rss_bytes=resident_bytes(),
-            first_index=first * size,
-            end_index=end * size,
+            first_index=self._sampled * size,
+            end_index=self._finished * size,
         )
-        self._covered, self._times, self._tokens, self._sent_at = end, [], 0, self._clock()
+        self._sampled, self._sampled_at = self._finished, self._clock()
+        self._forget()
         return sample
+
+    def _forget(self) -> None:
+        self._seconds = self._data_seconds = self._stall_seconds = 0.0
+        self._tokens = 0

@@ -2,6 +2,7 @@
 
 import pytest
 
+from workers.contract.batch import MicroBatch
 from workers.contract.config import TrainingConfig
 from workers.contract.manifest import ResumePoint
 from workers.engines import StepOutput
@@ -25,12 +26,16 @@ def step(loss: float) -> StepOutput:
     return StepOutput(loss=loss, grad_norm=1.0, tokens=5, is_finite=True)
 
 
+def cuts(*spans: tuple[int, int]) -> list[MicroBatch]:
+    return [MicroBatch(first=first, count=end - first) for first, end in spans]
+
+
 def test_a_lineage_goes_on_from_the_point_of_another_round() -> None:
-    first = Lineage(START)
-    first.add_step([(0, 32)], step(3.0), global_sequences=32)
-    second = Lineage(ResumePoint.from_json(first.gather(OneRank()).to_json()))
-    second.add_step([(32, 50), (50, 64)], step(2.0), global_sequences=32)
-    second.add_step([(60, 96)], step(1.0), global_sequences=32)
+    first = Lineage(START, global_sequences=32)
+    first.add_step(cuts((0, 32)), step(3.0))
+    second = Lineage(ResumePoint.from_json(first.gather(OneRank()).to_json()), global_sequences=32)
+    second.add_step(cuts((32, 50), (50, 64)), step(2.0))
+    second.add_step(cuts((60, 96)), step(1.0))
     point = second.gather(OneRank())
     assert (point.step, point.next_index, point.tokens_seen) == (3, 96, 15)
     result = second.result(CONFIG, checkpoint="last", seconds=1.0)
@@ -39,8 +44,8 @@ def test_a_lineage_goes_on_from_the_point_of_another_round() -> None:
 
 
 def test_indices_that_no_rank_trained_are_missing() -> None:
-    lineage = Lineage(START)
-    lineage.add_step([(0, 30)], step(1.0), global_sequences=32)
+    lineage = Lineage(START, global_sequences=32)
+    lineage.add_step(cuts((0, 30)), step(1.0))
     lineage.gather(OneRank())
     assert lineage.result(CONFIG, checkpoint="last", seconds=1.0).samples_missing == 66
 
