@@ -123,6 +123,13 @@ def test_what_is_no_id_or_name_never_reaches_a_url(name: str) -> None:
         client.job(name)
 
 
+def test_a_reason_that_is_too_long_is_refused_before_it_is_sent() -> None:
+    with client_of(lambda request: httpx.Response(200, json=job())) as client:
+        assert client.cancel("nano", reason="x" * 500).id == "j-1"
+        with pytest.raises(RejectedError, match="500"):
+            client.cancel("nano", reason="x" * 501)
+
+
 def test_a_submit_sends_text_overrides_and_key() -> None:
     sent: list[httpx.Request] = []
 

@@ -1,5 +1,7 @@
 """The service about itself: cluster, metrics, history over a restart."""
 
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -31,6 +33,14 @@ def test_prometheus_finds_the_service_and_scrapes_a_live_job(yard, job_file: str
         f'shardyard_job_memory_bytes{{category="parameters",job_id="{driver.job_id}",rank="1"}} 1000.0'
         in text
     )
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (`make apt`)")
+def test_promtool_finds_nothing_to_say_about_a_scrape(yard, job_file: str, say) -> None:
+    yard.launch(job_file).tell(samples=[say.sample(0), say.sample(1)])
+    text = yard.http.get("/metrics").content
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=30)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
 
 
 def test_series_end_with_their_job_and_its_state_is_counted(yard, job_file: str, say) -> None:
