@@ -6,6 +6,7 @@ Runs in the agent, which itself never imports torch. The server is multiprocessi
 import multiprocessing
 import os
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,10 +15,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from workers.agent.preload import PRELOAD, cold_modules
+from workers.agent.preload import PRELOAD
 from workers.agent.sweep import MARK, marked, sweep
 from workers.agent.warden import warden_main
-from workers.guard import leave_forkserver
 
 
 class ColdForkserverError(Exception):
@@ -32,6 +32,9 @@ class WarmForkserver:
 
         The environment of this process changes for good: everything below must inherit the mark.
         """
+        assert _server()._forkserver_pid is None, (
+            "the forkserver of this process was started by somebody else"
+        )
         began = time.monotonic()
         self.mark = f"{os.getpid()}-{secrets.token_hex(4)}"
         os.environ.update(
@@ -57,7 +60,7 @@ class WarmForkserver:
     @property
     def pid(self) -> int:
         """The server's process id."""
-        return int(mp_forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
+        return int(_server()._forkserver_pid)
 
     def pipe(self) -> tuple[Connection, Connection]:
         """Return both ends of a two-way pipe, fit to be passed to `fork`."""
@@ -84,11 +87,24 @@ class WarmForkserver:
         deadline = time.monotonic() + seconds
         sweep(self.mark, spare=(self.pid,))
         self.warden.join(timeout=seconds)
-        leave_forkserver()  # closes the descriptor that keeps it alive
+        stop_forkserver()
         while (left := marked(self.mark)) and time.monotonic() < deadline:
             sweep(self.mark)
             time.sleep(0.01)
         return left
+
+
+def stop_forkserver() -> None:
+    """End the forkserver of this process, if there is one; the next fork would start another."""
+    server = _server()
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()
+
+
+def _server() -> Any:
+    """multiprocessing's own, one per process; private, as in Python 3.11 to 3.14."""
+    return mp_forkserver._forkserver
 
 
 def hide_main_module() -> None:
@@ -100,6 +116,3 @@ def hide_main_module() -> None:
     if hasattr(main, "__file__"):
         del main.__file__
     main.__spec__ = None
-
-
-__all__ = ["ColdForkserverError", "WarmForkserver", "cold_modules", "hide_main_module"]

@@ -1,0 +1,181 @@
+"""How a forked rank ends, in every way that user code and the system know, and what it leaves: words, a log, no process."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from forked_ranks import Round, llama, misbehaving, warm_server
+
+from workers.agent.forkserver import WarmForkserver
+from workers.contract.failure import FailureClass
+from workers.contract.rank_messages import Done, Measured, Ready
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[WarmForkserver]:
+    with warm_server() as started:
+        yield started
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_the_forkserver_imported_everything_beforehand(server):
+    assert server.cold_modules == ()
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_first_step_imports_nothing_more_of_torch(server, tmp_path, kind):
+    both = Round(server, tmp_path, llama(kind=kind))
+    both.wait_for_all()
+    both.end()
+    assert [type(message) for message in both.said[0]].count(Done) == 1, both.log(0)
+    late = [word for word in both.log(0).split() if word.startswith("torch")]
+    assert late == []
+
+
+def test_a_rank_tells_ready_then_its_first_step_and_is_done_last(server, tmp_path):
+    both = Round(server, tmp_path, misbehaving(steps=5))
+    both.wait_for_all()
+    endings = both.end()
+    for rank in range(2):
+        kinds = [type(message) for message in both.said[rank]]
+        assert (kinds[0], kinds[-1]) == (Ready, Done), both.log(rank)
+        assert next(m for m in both.said[rank] if isinstance(m, Measured)).sample.step == 1
+        assert endings[rank].exit_code == 0
+
+
+def test_the_first_failing_rank_is_named_with_its_traceback(server, tmp_path):
+    both = Round(server, tmp_path, misbehaving(do="raises", rank=1, step=3))
+    verdict = both.verdict()
+    assert (verdict.failure_class, verdict.first_rank) == (FailureClass.USER_CODE, 1)
+    assert (verdict.phase, verdict.step) == ("step", 3)
+    assert "marker-123" in verdict.summary
+    assert "misbehave.py" in verdict.traceback
+    assert verdict.consequences == (0,)
+    assert "ValueError: marker-123" in both.log(1)
+
+
+def test_an_exit_code_of_user_code_is_kept(server, tmp_path):
+    both = Round(server, tmp_path, misbehaving(do="exits", rank=1))
+    both.wait_for_all()
+    endings = both.end()
+    assert endings[1].exit_code == 7
+    assert endings[1].failure_class is FailureClass.USER_CODE
+    assert "exit(7)" in endings[1].message
+
+
+def test_leaving_early_with_code_zero_is_no_success(server, tmp_path):
+    verdict = Round(server, tmp_path, misbehaving(do="vanishes", rank=1)).verdict()
+    assert (verdict.failure_class, verdict.first_rank) == (FailureClass.USER_CODE, 1)
+    assert "before the last step" in verdict.summary
+
+
+def test_a_signal_is_told_with_phase_and_step(server, tmp_path):
+    verdict = Round(server, tmp_path, misbehaving(do="segfaults", rank=1, step=4)).verdict()
+    assert (verdict.failure_class, verdict.first_rank) == (FailureClass.RANK_LOST, 1)
+    assert (verdict.phase, verdict.step) == ("step", 4)
+    assert "killed by signal 11" in verdict.summary
+
+
+def test_running_out_of_memory_is_told_apart(server, tmp_path):
+    verdict = Round(server, tmp_path, misbehaving(do="out_of_memory", rank=0)).verdict()
+    assert (verdict.failure_class, verdict.first_rank) == (FailureClass.OUT_OF_MEMORY, 0)
+
+
+def test_the_specs_environment_is_there_when_user_code_is_imported(server, tmp_path):
+    both = Round(server, tmp_path, misbehaving(steps=2))
+    both.wait_for_all()
+    both.end()
+    for rank in range(2):
+        assert "env value-from-the-spec" in both.log(rank)
+
+
+def test_odd_bytes_do_not_end_a_log(server, tmp_path):
+    both = Round(server, tmp_path, misbehaving(do="prints_odd_bytes", rank=1, seconds=0.05, steps=200))
+    both.wait(lambda: "\nafter\n" in both.log(1), "what was printed after the odd bytes, while it runs")
+    assert not both.ranks[1].is_gone
+    assert "\r10 %\r20 %" in both.log(1)
+    assert (tmp_path / "logs/g0.a0/r0/rank-1.log").read_bytes().count(b"\xff\xfe half \xe2\x82 nul \0") == 1
+    both.end(ordered=(0, 1))
+
+
+def test_a_killed_rank_keeps_what_it_printed_last(server, tmp_path):
+    both = Round(server, tmp_path, misbehaving(do="prints_without_newline_and_dies", rank=1))
+    both.wait_for_all()
+    both.end()
+    assert both.log(1).endswith("last words")
+
+
+def test_what_a_rank_started_goes_with_it_detached_or_not(server, tmp_path):
+    note = tmp_path / "spawned"
+    both = Round(
+        server, tmp_path, misbehaving(do="spawns", rank=1, step=1, seconds=0.05, steps=400, note=str(note))
+    )
+    both.wait(lambda: note.exists() and len(note.read_text().split()) == 3, "the rank's children")
+    spawned = [int(pid) for pid in note.read_text().split()]
+    assert all(is_alive(pid) for pid in spawned)
+    os.kill(both.ranks[1].pid, signal.SIGKILL)
+    both.wait_for_an_ending()
+    both.end()
+    deadline = time.monotonic() + 10
+    while any(is_alive(pid) for pid in spawned):
+        assert time.monotonic() < deadline, spawned
+        time.sleep(0.01)
+
+
+def test_an_agent_that_is_killed_leaves_nothing_behind(tmp_path, orphan_maker):
+    """The agent here is a plain process with a forkserver, a store, two ranks in a collective, and a detached sleep."""
+    agent, everything = orphan_maker(tmp_path)
+    assert len(everything) >= 7
+    os.kill(agent, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while any(is_alive(pid) for pid in everything):
+        assert time.monotonic() < deadline, [pid for pid in everything if is_alive(pid)]
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def orphan_maker():
+    import subprocess
+    import sys
+
+    script = """
+import sys, time
+from pathlib import Path
+sys.path[:0] = [sys.argv[2]]
+from forked_ranks import Round, misbehaving, warm_server
+from workers.agent.sweep import marked
+with warm_server() as server:
+    note = Path(sys.argv[1]) / "spawned"
+    config = misbehaving(do="spawns_and_sleeps", rank=1, step=1, steps=400, note=str(note))
+    both = Round(server, Path(sys.argv[1]), config)
+    both.wait(lambda: note.exists() and len(note.read_text().split()) == 3, "children")
+    print(*marked(server.mark), flush=True)
+    time.sleep(600)
+"""
+    started = []
+
+    def make(directory: Path) -> tuple[int, list[int]]:
+        here = str(Path(__file__).parent)
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(directory), here], stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        assert process.stdout is not None
+        return process.pid, [int(pid) for pid in process.stdout.readline().split()]
+
+    yield make
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
