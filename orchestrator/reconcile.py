@@ -80,11 +80,14 @@ def reconcile(job: Job, generation: Generation, seen: Seen, limits: Limits) -> t
         return _running(job, generation, seen, limits)
     if seen.status.state is RayJobState.MISSING and seen.seconds_in_phase < limits.missing_grace:
         return ()  # a head that restarts may forget for a moment
-    if generation.state is GenerationState.SUBMITTED:
-        return (MarkLost(verdict=verdict_of(job, generation, seen.status)),)
-    if seen.leftovers:
-        return _stop(seen, after=limits.stop_grace, reason=f"it still holds {', '.join(seen.leftovers)}")
-    return (MarkReleased(),)
+    is_lost = generation.state is GenerationState.SUBMITTED
+    lost: tuple[Action, ...] = (
+        (MarkLost(verdict=verdict_of(job, generation, seen.status)),) if is_lost else ()
+    )
+    if not seen.leftovers:
+        return (*lost, MarkReleased())
+    reason = f"it still holds {', '.join(seen.leftovers)}"
+    return lost or _stop(seen, after=limits.stop_grace, reason=reason)
 
 
 def _must_end(job: Job, generation: Generation) -> bool:
