@@ -1,6 +1,6 @@
 """Processes that we start and later end: each with a session of its own and a mark that its children inherit.
 
-Ended is whoever carries the mark or descends from one who does; nothing is ever looked up by name.
+Ended is whoever can be shown to come of the process we started; nothing is ever looked up by name.
 """
 
 import contextlib
@@ -68,20 +68,21 @@ def is_running(owned: Owned) -> bool:
     """Whether the process we started is still there: a recycled pid does not carry our mark."""
     try:
         process = psutil.Process(owned.pid)
-        return _is_live(process) and _mark_of(process) == owned.mark
+        return _is_live(process) and (_environment(process) or {}).get(MARK_ENV) == owned.mark
     except _GONE:
         return False
 
 
-def family(mark: str) -> list[psutil.Process]:
-    """Return every live process that carries `mark`, and all that descend from one.
+def family(mark: str, *, session: int | None = None) -> list[psutil.Process]:
+    """Return every live process that carries `mark` or descends from one that does.
 
-    Descent matters because a process that renames itself (Ray's workers do) overwrites its environment.
+    A process that renames itself, as some of Ray's do, overwrites the mark, and once its parent is dead only its
+    session tells where it came from: with `session`, those of it that have no environment to read count too.
     Costs one read of /proc for each process of the machine.
     """
     members: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
-        if process.pid in members or process.pid == os.getpid() or _mark_of(process) != mark:
+        if process.pid in members or process.pid == os.getpid() or not _is_of(process, mark, session):
             continue
         members[process.pid] = process
         with contextlib.suppress(*_GONE):
@@ -94,7 +95,7 @@ def end(owned: Owned, *, grace_seconds: float, kill_seconds: float = 10.0) -> En
 
     Safe to repeat, and when the process itself is long gone. At most `grace_seconds + kill_seconds`.
     """
-    seen = {process.pid: process for process in family(owned.mark)}
+    seen = {process.pid: process for process in family(owned.mark, session=owned.pid)}
     found = set(seen)
     if is_running(owned):
         with contextlib.suppress(*_GONE):
@@ -102,7 +103,7 @@ def end(owned: Owned, *, grace_seconds: float, kill_seconds: float = 10.0) -> En
         _wait([seen[owned.pid]] if owned.pid in seen else [psutil.Process(owned.pid)], grace_seconds)
     deadline = time.monotonic() + kill_seconds
     while True:
-        seen.update({process.pid: process for process in family(owned.mark)})
+        seen.update({process.pid: process for process in family(owned.mark, session=owned.pid)})
         found |= set(seen)
         left = [process for process in seen.values() if _is_live(process)]
         if not left or time.monotonic() > deadline:
@@ -113,12 +114,23 @@ def end(owned: Owned, *, grace_seconds: float, kill_seconds: float = 10.0) -> En
         _wait(left, _RESCAN_SECONDS)
 
 
-def _mark_of(process: psutil.Process) -> str | None:
+def _is_of(process: psutil.Process, mark: str, session: int | None) -> bool:
+    """Whether the process itself shows that it is ours. One in a stranger's session of the same id has an environment."""
+    environment = _environment(process)
+    if environment:
+        return environment.get(MARK_ENV) == mark
+    with contextlib.suppress(OSError):
+        return environment is not None and os.getsid(process.pid) == session
+    return False
+
+
+def _environment(process: psutil.Process) -> Mapping[str, str] | None:
+    """The environment that the process was started with, empty if it overwrote it; None if we may not look."""
     try:
         environment: Mapping[str, str] = process.environ()
-        return environment.get(MARK_ENV)
     except (*_GONE, OSError):
         return None
+    return environment
 
 
 def _is_live(process: psutil.Process) -> bool:

@@ -1,5 +1,6 @@
 """The backend and the local cluster, against a real Ray that this module starts and ends."""
 
+import contextlib
 import json
 import os
 import signal
@@ -54,6 +55,17 @@ def wait_for(claim: Callable[[], bool], what: str, seconds: float = 60.0) -> Non
     while not claim():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.1)
+
+
+def holders_of(directory: Path) -> list[int]:
+    """Every process that still has a file below `directory` open: Ray's all log there."""
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            links = [str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()]
+            if any(link.startswith(f"{directory}/") for link in links):
+                found.append(pid)
+    return found
 
 
 def is_live(pid: int) -> bool:
@@ -219,13 +231,15 @@ def test_down_leaves_no_process_no_file_and_no_token_whatever_the_jobs_started(
         backend.close()
         stray = local_json(out)["stray"]
         assert is_live(stray)
+        assert len(holders_of(cluster.temp_dir)) > 3
         os.kill(cluster.ray.pid, signal.SIGKILL)  # the worst case: nobody is left who would clean up
         wait_for(lambda: not processes.is_running(cluster.ray), "the head process is dead")
     finally:
         ended = local_cluster.stop_cluster(home)
     assert ended.num_found > 0
     assert ended.survivors == ()
-    assert processes.family(cluster.ray.mark) == []
+    assert processes.family(cluster.ray.mark, session=cluster.ray.pid) == []
+    assert holders_of(cluster.temp_dir) == []
     assert not is_live(stray)
     assert not cluster.temp_dir.exists()
     assert not cluster.token_path.exists()

@@ -69,6 +69,21 @@ def test_a_process_that_ignores_the_polite_signal_is_killed(tmp_path: Path) -> N
     assert not is_live(owned.pid)
 
 
+def test_a_child_that_hid_its_environment_and_lost_its_parent_is_found_by_its_session(tmp_path: Path) -> None:
+    hidden = f"""
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], env={{}})
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+    owned, child = start(hidden, tmp_path)
+    os.kill(owned.pid, signal.SIGKILL)
+    psutil.Process(owned.pid).wait(30)
+    assert processes.family(owned.mark) == []
+    assert processes.end(owned, grace_seconds=5).num_found == 1
+    assert not is_live(int(child))
+
+
 def test_ending_twice_finds_nothing_the_second_time(tmp_path: Path) -> None:
     owned, _ = start(DEAF, tmp_path)
     processes.end(owned, grace_seconds=0)
