@@ -17,10 +17,11 @@ from orchestrator.errors import StaleVersionError
 from orchestrator.gang import Gang
 from orchestrator.generation_keeper import GenerationKeeper
 from orchestrator.job import Job
+from orchestrator.job_inputs import Broken, Granted, Input, Waits
 from orchestrator.patience import Patience
 from orchestrator.policy import Policy
 from orchestrator.store import Store
-from orchestrator.transition import Broken, Granted, Input, Waits, transition
+from orchestrator.transition import transition
 
 __all__ = ["ClusterSight", "Controller", "Policy"]
 
@@ -151,8 +152,9 @@ class Controller:
         try:
             step(job)
         except RayUnavailable as error:
-            logger.warning("job %s: Ray does not answer: %s", job.id, error)
-            return False
+            logger.warning("job %s: %s", job.id, error)
+            self._apply(job, Waits(reason=f"waits for Ray to take it: {error}"))
+            return self._look_at_cluster() is not None  # this call may have failed for this job alone
         except StaleVersionError:
             return True  # somebody else was faster; the next tick sees what they did
         except Exception as error:  # noqa: BLE001 -- our own fault must not cost a healthy job, nor stop the others

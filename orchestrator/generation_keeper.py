@@ -10,6 +10,7 @@ from typing import assert_never
 from orchestrator.cluster import RayBackend, RayJobStatus
 from orchestrator.intake import take_spool, token_digest
 from orchestrator.job import Generation, GenerationState, Job, ray_job_id
+from orchestrator.job_inputs import Input, Lost, Released, Submitted
 from orchestrator.patience import Patience
 from orchestrator.policy import Policy
 from orchestrator.reconcile import (
@@ -26,7 +27,7 @@ from orchestrator.reconcile import (
 )
 from orchestrator.run_dir.spool import read_spool
 from orchestrator.store import Store
-from orchestrator.transition import Input, Lost, Released, Submitted, transition
+from orchestrator.transition import transition
 from orchestrator.working_dir import WorkingDirError
 from workers.contract.failure import FailureClass, Verdict
 from workers.contract.launch import LaunchRequest

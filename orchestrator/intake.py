@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from orchestrator.job import Job
+from orchestrator.job_inputs import Reported
 from orchestrator.measure import accept
 from orchestrator.store import Store, Unit
-from orchestrator.transition import Reported, Transition, transition
+from orchestrator.transition import Transition, transition
 from workers.contract.base import Message
 from workers.contract.events import Event, EventKind, JobResult
 from workers.contract.failure import FailureClass, Verdict

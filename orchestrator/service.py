@@ -9,6 +9,7 @@ from orchestrator import spec as job_file
 from orchestrator.errors import NotAuthorizedError, SpecError
 from orchestrator.intake import answer, take_report, token_digest
 from orchestrator.job import Job, JobState
+from orchestrator.job_inputs import CancelRequested
 from orchestrator.job_queries import (
     CheckpointFile,
     JobList,
@@ -28,7 +29,7 @@ from orchestrator.roots import Placed, Roots, place
 from orchestrator.run_dir.checkpoints import list_checkpoints
 from orchestrator.run_dir.logs import list_logs, read_log
 from orchestrator.store import Store
-from orchestrator.transition import CancelRequested, transition
+from orchestrator.transition import transition
 from workers.contract.events import Event, EventKind
 from workers.contract.report import Desired, Report
 

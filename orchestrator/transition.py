@@ -8,73 +8,22 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, assert_never
 
-from orchestrator.gang import Gang
 from orchestrator.job import Generation, GenerationState, Job, JobState
+from orchestrator.job_inputs import (
+    Broken,
+    CancelRequested,
+    Granted,
+    Input,
+    Lost,
+    Released,
+    Reported,
+    Submitted,
+    Waits,
+)
 from workers.contract.events import Event, EventKind
 from workers.contract.failure import FailureClass, Verdict
 from workers.contract.report import Phase, Report
 from workers.contract.restart import Action, Restart, decide
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Granted:
-    """Admission gave the job a place."""
-
-    gang: Gang
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
-    """What the job waits for: admission, or Ray's taking it."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
-    """Ray took the generation's job."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
-    """The driver's word, with its events taken off."""
-
-    report: Report
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
-    """The generation's Ray job is over, and its driver has not said how."""
-
-    generation: int
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Released:
-    """The generation's Ray job is over and holds nothing any more."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelRequested:
-    """A person wants the job's end."""
-
-    by: str
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Broken:
-    """The control plane itself failed on this job, again and again."""
-
-    reason: str
-
-
-Input = Granted | Waits | Submitted | Reported | Lost | Released | CancelRequested | Broken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,9 @@ def job_row(job: Job) -> dict[str, Any]:
     """Every column of a job but its number, version and last position, which the store gives."""
     plain = {column: getattr(job, column) for column in _PLAIN}
     return plain | {
+        "reason": job.reason.replace(
+            "\0", "\ufffd"
+        ),  # it may quote a program, and PostgreSQL's text knows no NUL
         "id": job.id,
         "name": job.name,
         "state": job.state.value,

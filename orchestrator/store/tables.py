@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     Column,
     Dialect,
@@ -80,7 +81,7 @@ jobs = Table(
     Column("run_dir", Text, nullable=False),
     Column("step", Integer, nullable=False),
     Column("furthest_step", Integer, nullable=False),
-    Column("tokens", Integer, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
     Column("counters", Text, nullable=False),
     Column("verdict", Text),
     Column("result", Text),

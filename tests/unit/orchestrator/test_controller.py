@@ -100,6 +100,29 @@ def test_a_waiting_job_says_that_ray_does_not_answer(yard, unavailable) -> None:
     assert yard.job(job_id).reason == "waits for the cluster: connection refused"
 
 
+def test_a_job_that_ray_does_not_take_says_so_and_holds_up_nobody(yard, unavailable) -> None:
+    refused, healthy = yard.submit(), yard.submit()
+    submit = yard.ray.submit
+
+    def refuse_one(request, **arguments):
+        if request.job_id == refused:
+            raise unavailable
+        submit(request, **arguments)
+
+    yard.ray.submit = refuse_one
+    yard.ticks(3)
+    assert yard.job(refused).reason == "waits for Ray to take it: connection refused"
+    yard.report(healthy, "running", step=1)
+    yard.finish(healthy)
+    yard.ray.end(f"{healthy}-1")
+    yard.ticks(20)
+    assert not yard.job(healthy).holds_resources
+    assert yard.job(refused).state is JobState.STARTING
+    yard.ray.submit = submit
+    yard.controller.tick()
+    assert yard.job(refused).current.state is GenerationState.SUBMITTED
+
+
 def test_a_lost_driver_becomes_a_new_generation_after_its_lease(yard) -> None:
     job_id = yard.running()
     yard.ray.end(f"{job_id}-1", RayJobState.FAILED, "killed by signal 9")

@@ -6,14 +6,19 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from sqlalchemy import select
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from orchestrator.errors import IdempotencyConflictError, JobNotFoundError, StaleVersionError, StoreError
 from orchestrator.gang import Gang
 from orchestrator.job import GenerationState, JobState
+from orchestrator.job_inputs import CancelRequested, Granted, Submitted
 from orchestrator.job_queries import JobQuery, LossPoint
 from orchestrator.store import Store
+from orchestrator.store.tables import jobs, metadata
 from orchestrator.store.unit import LOSS_POINTS
-from orchestrator.transition import CancelRequested, Granted, Submitted, Transition, transition
+from orchestrator.transition import Transition, transition
 from workers.contract.events import EventKind
 
 NOW = datetime(2026, 3, 1, 13, tzinfo=UTC)
@@ -248,3 +253,15 @@ def test_sqlite_writes_ahead_and_syncs_every_commit(store: Store, database: str,
     with store._engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+
+
+def test_the_tables_and_the_lock_can_be_said_to_postgresql() -> None:
+    dialect = postgresql.dialect()
+    said = [str(CreateTable(table).compile(dialect=dialect)) for table in metadata.sorted_tables]
+    said += [
+        str(CreateIndex(i).compile(dialect=dialect))
+        for table in metadata.sorted_tables
+        for i in table.indexes
+    ]
+    assert any("tokens BIGINT" in one for one in said)
+    assert str(select(jobs.c.id).with_for_update().compile(dialect=dialect)).endswith("FOR UPDATE")

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.gang import Gang
 from orchestrator.job import Generation, GenerationState, Job, JobState
-from orchestrator.transition import (
+from orchestrator.job_inputs import (
     Broken,
     CancelRequested,
     Granted,
@@ -16,8 +16,8 @@ from orchestrator.transition import (
     Reported,
     Submitted,
     Waits,
-    transition,
 )
+from orchestrator.transition import transition
 from workers.contract.events import EventKind
 from workers.contract.failure import FailureClass
 from workers.contract.report import Report
