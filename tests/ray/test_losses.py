@@ -62,6 +62,7 @@ def test_a_killed_driver_leaves_nothing_and_the_next_generation_goes_on(run: Run
     old = everything(run)
     assert run.driver is not None
     run.driver.kill()
+    run.driver.wait()
     all_gone(old)
     newest = run.events("checkpoint_published")[-1]
     run.start(misbehaving(**{**LONG, "steps": newest["step"] + 40}))
