@@ -68,7 +68,7 @@ def is_running(owned: Owned) -> bool:
     """Whether the process we started is still there: a recycled pid does not carry our mark."""
     try:
         process = psutil.Process(owned.pid)
-        return _is_live(process) and (_environment(process) or {}).get(MARK_ENV) == owned.mark
+        return _is_live(process) and _is_of(process, owned.mark, owned.pid)
     except _GONE:
         return False
 
@@ -115,7 +115,10 @@ def end(owned: Owned, *, grace_seconds: float, kill_seconds: float = 10.0) -> En
 
 
 def _is_of(process: psutil.Process, mark: str, session: int | None) -> bool:
-    """Whether the process itself shows that it is ours. One in a stranger's session of the same id has an environment."""
+    """Whether the process itself shows that it is ours. One in a stranger's session of the same id has an environment.
+
+    For an instant after its start, before the kernel has laid it out, ours has none to read either.
+    """
     environment = _environment(process)
     if environment:
         return environment.get(MARK_ENV) == mark

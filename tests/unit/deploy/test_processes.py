@@ -90,6 +90,21 @@ def test_ending_twice_finds_nothing_the_second_time(tmp_path: Path) -> None:
     assert processes.end(owned, grace_seconds=0).num_found == 0
 
 
+def test_a_process_runs_from_the_moment_it_is_started(tmp_path: Path) -> None:
+    for _ in range(200):  # the kernel shows no environment for an instant
+        owned = processes.spawn(
+            ["/bin/sleep", "600"],
+            mark=processes.new_mark(),
+            environment=dict(os.environ),
+            log=tmp_path / "log",
+            directory=tmp_path,
+        )
+        runs = processes.is_running(owned)
+        os.kill(owned.pid, signal.SIGKILL)
+        os.waitpid(owned.pid, 0)
+        assert runs
+
+
 def test_a_stranger_with_a_recycled_pid_is_left_alone(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", CHILD]) as stranger:
         recycled = Owned(pid=stranger.pid, mark=processes.new_mark())
