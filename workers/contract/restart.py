@@ -20,7 +20,8 @@ class Counters(Message):
     rounds: int = 0
     attempts: int = 0
     generations: int = 0
-    without_progress: int = 0  # failures in a row at the same furthest step
+    without_progress: int = 0  # charged failures in a row at the same furthest step
+    in_a_row: int = 0  # failures of any kind since the last progress
     furthest_step: int = 0
 
 
@@ -74,7 +75,8 @@ def decide(*, verdict: Verdict, counters: Counters, reached_step: int, max_failu
     """Decide what follows `verdict`. `reached_step` is the furthest finished step the job has shown so far."""
     action, charged = _scope(verdict.failure_class)
     progressed = reached_step > counters.furthest_step
-    streak = 1 if progressed else counters.without_progress + 1
+    streak = charged + (0 if progressed else counters.without_progress)
+    in_a_row = 1 if progressed else counters.in_a_row + 1
     after = counters.model_copy(
         update={
             "charged": counters.charged + charged,
@@ -83,6 +85,7 @@ def decide(*, verdict: Verdict, counters: Counters, reached_step: int, max_failu
             "attempts": counters.attempts + (action is Action.ATTEMPT),
             "generations": counters.generations + (action is Action.GENERATION),
             "without_progress": streak,
+            "in_a_row": in_a_row,
             "furthest_step": max(reached_step, counters.furthest_step),
         }
     )
@@ -100,7 +103,7 @@ def decide(*, verdict: Verdict, counters: Counters, reached_step: int, max_failu
         return fail(
             f"{verdict.failure_class.value} {after.uncharged} times, the limit for uncharged restarts"
         )
-    delay = BACKOFF_SECONDS[min(streak - 1, len(BACKOFF_SECONDS) - 1)]
+    delay = BACKOFF_SECONDS[min(in_a_row, len(BACKOFF_SECONDS)) - 1]
     count = f"restart {after.charged} of {max_failures}" if charged else "not charged"
     return Restart(
         action=action,

@@ -81,3 +81,10 @@ def test_uncharged_restarts_cost_no_budget_and_still_end():
         after(FailureClass.NOT_PLACED, times=MAX_UNCHARGED + 1, progress=False, max_failures=0).action
         is Action.FAIL
     )
+
+
+def test_uncharged_restarts_do_not_count_as_failures_without_progress():
+    counters = after(FailureClass.NOT_PLACED, times=5, progress=False, max_failures=5).counters
+    lost = decide(verdict=verdict(FailureClass.RANK_LOST), counters=counters, reached_step=0, max_failures=5)
+    assert lost.action is Action.ROUND
+    assert lost.counters.without_progress == 1
