@@ -25,7 +25,7 @@ from orchestrator.cli.yard import Yard, bring_down, bring_up, is_up
 from orchestrator.client import Client
 from orchestrator.processes import family
 
-BYTES_TO_WRITE: Final = 320
+BYTES_TO_WRITE: Final = 256
 PROMPT: Final = "def "
 MIN_CPUS: Final = 2  # the quickstart asks for two workers of one CPU, whatever the machine has
 
@@ -47,14 +47,15 @@ def run_demo(screen: Screen, job_file: JobFile, home: DemoHome, *, environ: Mapp
         stack.enter_context(ended_like_ctrl_c())
         if not is_up(home.path):
             stack.callback(_take_down, screen, home)
-        yard = bring_up(
-            home.path,
-            environ=environ,
-            num_cpus=max(MIN_CPUS, os.cpu_count() or 1),
-            num_gpus=None,
-            with_ray=True,
-            tell=lambda what, where, seconds: screen.show(up_line(what, where, seconds)),
-        )
+        with screen.busy("Ray and the orchestrator are starting"):
+            yard = bring_up(
+                home.path,
+                environ=environ,
+                num_cpus=max(MIN_CPUS, os.cpu_count() or 1),
+                num_gpus=None,
+                with_ray=True,
+                tell=lambda what, where, seconds: screen.show(up_line(what, where, seconds)),
+            )
         client = stack.enter_context(connected(environ))
         story, job = (
             Story(),
@@ -63,7 +64,8 @@ def run_demo(screen: Screen, job_file: JobFile, home: DemoHome, *, environ: Mapp
         screen.show(up_line("Job", f"{job.name}  {job.id}", None), "")
         job = _follow(screen, client, yard, story, job)
         told = summary(story, job)
-        text = _generated(job)
+        with screen.busy("the exported model writes a few lines"):
+            text = _generated(job, environ)
         screen.show(demo_report(story, job, client.samples(job.id), client.checkpoints(job.id), text=text))
     screen.emit({**told, "text": text, "url": yard.service.url if home.keep else None})
     if home.keep:
@@ -79,7 +81,9 @@ def _follow(screen: Screen, client: Client, yard: Yard, story: Story, job: JobVi
             story.kill = _kill(yard, rank=victim[0], pid=victim[1], step=job.step)
             screen.show(killed_line(story.kill))
 
-    return Follower(client, screen, job, on_event=story.hear, on_look=look).run()
+    # No logs: what is to be seen here is the timeline; the ranks' last words lie in the run directory.
+    follower = Follower(client, screen, job, wants_log=lambda log: False, on_event=story.hear, on_look=look)
+    return follower.run()
 
 
 def _kill(yard: Yard, *, rank: int, pid: int, step: int) -> Kill:
@@ -94,12 +98,13 @@ def _kill(yard: Yard, *, rank: int, pid: int, step: int) -> Kill:
     return Kill(rank=rank, pid=pid, at=at, step=step)
 
 
-def _generated(job: JobView) -> str:
+def _generated(job: JobView, environ: Mapping[str, str]) -> str:
     """Let the exported model write a few lines; empty where there is no export."""
     if job.result is None or job.result.export_path is None:
         return ""
     arguments = ["generate", job.result.export_path, "--prompt", PROMPT, "--num-bytes", str(BYTES_TO_WRITE)]
-    return run_worker(arguments)
+    # One thread: the model is small, and threads that spin on shared cores would wait for each other.
+    return run_worker(arguments, environment={**environ, "OMP_NUM_THREADS": "1"})
 
 
 def _own_environment(environ: Mapping[str, str], home: DemoHome) -> dict[str, str]:
@@ -113,7 +118,7 @@ def _take_down(screen: Screen, home: DemoHome) -> None:
     """End everything unless it is to be kept. A second Ctrl-C does not stop that."""
     if home.keep:
         return
-    with not_interrupted():
+    with not_interrupted(), screen.busy("Ray and the orchestrator are ending"):
         bring_down(home.path)
     if home.is_temporary:
         _leave_only_runs(home.path)

@@ -6,6 +6,7 @@ With `--json` stdout holds JSON only, one object a line, so that `tail -n 1` and
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -45,14 +46,19 @@ class Screen:
             self.out.print(*parts, sep="\n")
             return
         with self.out.capture() as captured:
-            self.out.print(*parts, sep="\n")
-        lines = captured.get().splitlines()  # tables pad their last column: a file need not have it
+            for part in parts:
+                self.out.print(part, soft_wrap=isinstance(part, Text))  # a line stays a line, for grep
+        lines = captured.get().split("\n")[:-1]  # tables pad their last column: a file need not have it
         self.out.file.write("".join(f"{line.rstrip()}\n" for line in lines))
         self.out.file.flush()
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line for a person on stdout; nothing with `--json`."""
         self.show(Text(text, style=style))
+
+    def busy(self, text: str) -> AbstractContextManager[object]:
+        """Show that something takes its time, while it does; nothing where nobody looks."""
+        return self.out.status(Text(text, style="dim"), spinner="dots") if self.is_live else nullcontext()
 
     def aside(self, text: str, style: str = "dim") -> None:
         """Print a line beside the result, on stderr: progress, hints. With `--json` too."""

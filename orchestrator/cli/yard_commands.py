@@ -48,14 +48,15 @@ def up(
 
     screen = Screen(as_json=as_json)
     settings, environ = _settings(home)
-    yard = bring_up(
-        settings.home_dir,
-        environ=environ,
-        num_cpus=cpus,
-        num_gpus=gpus,
-        with_ray=settings.ray_address is None,
-        tell=lambda what, where, seconds: screen.show(up_line(what, where, seconds)),
-    )
+    with screen.busy("starting"):
+        yard = bring_up(
+            settings.home_dir,
+            environ=environ,
+            num_cpus=cpus,
+            num_gpus=gpus,
+            with_ray=settings.ray_address is None,
+            tell=lambda what, where, seconds: screen.show(up_line(what, where, seconds)),
+        )
     screen.emit(
         {
             "url": yard.service.url,
@@ -79,7 +80,8 @@ def down(home: HomeOption = None, as_json: JsonFlag = False) -> None:
 
     screen = Screen(as_json=as_json)
     settings, _ = _settings(home)
-    taken = bring_down(settings.home_dir)
+    with screen.busy("ending"):
+        taken = bring_down(settings.home_dir)
     screen.emit({"processes_ended": taken.service + taken.cluster})
     if taken.service + taken.cluster:
         screen.say(f"Down: {plural(taken.service + taken.cluster, 'process', 'processes')} ended, none left.")

@@ -81,7 +81,7 @@ def message_of(event: Event, before: Event | None) -> str:
     """Say what happened without what the line already says: the new state, or the failure told just `before`."""
     told, data = event.message, event.data
     match event.kind:
-        case EventKind.STATE if data.get("new") and data.get("reason"):
+        case EventKind.STATE if {"new", "reason"} <= data.keys():
             told = str(data["reason"])
         case EventKind.RESTART if before is not None and told.startswith(f"{before.message}; "):
             told = told.removeprefix(f"{before.message}; ")
