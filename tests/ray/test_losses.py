@@ -1,7 +1,9 @@
 """What happens when an agent, a driver or a whole node goes, and how a run is stopped: nothing is ever left running."""
 
 import os
+import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -82,7 +84,7 @@ def test_a_driver_that_stands_still_loses_its_ranks_within_a_lease(run: Run):
 
 
 def test_a_killed_raylet_leaves_nothing(tmp_path: Path):
-    home = Path(os.environ.get("TMPDIR", "/tmp")) / f"sy-r-{os.getpid()}"
+    home = Path(tempfile.mkdtemp(prefix="sy-r-"))
     cluster = start_cluster(home, environ=os.environ, num_cpus=2)
     run = Run(tmp_path / "run", driver_environment(cluster))
     try:
@@ -98,6 +100,7 @@ def test_a_killed_raylet_leaves_nothing(tmp_path: Path):
     finally:
         run.end()
         stop_cluster(home)
+        shutil.rmtree(home)
 
 
 def test_workers_that_do_not_fit_are_not_placed(run: Run):

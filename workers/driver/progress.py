@@ -1,6 +1,7 @@
 """What a round in work shows of itself: started, furthest step, first step. Pure."""
 
 from dataclasses import replace
+from typing import Any
 
 from workers.contract.events import EventKind, Sample
 from workers.contract.rundir import logs_dir
@@ -47,7 +48,10 @@ def measured(state: State, round_: Round, sample: Sample, now: float) -> Next:
     assert state.round is not None
     if round_.stepped:
         return state, (Forward(sample=sample),)
-    data = {"seconds_since_order": now - round_.ordered_at}
+    data: dict[str, Any] = {
+        "seconds_since_order": now - round_.ordered_at,
+        "rank_seconds": dict(round_.ready.get(sample.rank, {})),
+    }
     if state.fault_at is not None:
         data["seconds_since_fault"] = now - state.fault_at
     said = Say(

@@ -187,8 +187,8 @@ def _round_said(state: State, message: Started | Said | Ended, now: float) -> Ne
             round_ = replace(round_, pids={**round_.pids, rank: pid})
             said = (round_started(state, round_),) if len(round_.pids) == len(state.agents) else ()
             return replace(state, round=round_), said
-        case Said(rank=rank, message=Ready()):
-            return replace(state, round=replace(round_, ready=round_.ready | {rank})), ()
+        case Said(rank=rank, message=Ready(seconds=seconds)):
+            return replace(state, round=replace(round_, ready={**round_.ready, rank: seconds})), ()
         case Said(message=Measured(sample=sample)):
             return measured(state, round_, sample, now)
         case Said(rank=rank, message=Done(result=result)):

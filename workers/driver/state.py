@@ -44,7 +44,7 @@ class Round:
     reached: int  # furthest finished step that was seen
     ordered_at: float
     pids: Mapping[int, int] = field(default_factory=dict)
-    ready: frozenset[int] = frozenset()
+    ready: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # seconds by part of the start
     stepped: bool = False
     done: Mapping[int, JobResult] = field(default_factory=dict)
     endings: tuple[RankEnding, ...] = ()
