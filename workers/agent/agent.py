@@ -214,4 +214,4 @@ def rank_environment(request: LaunchRequest) -> Mapping[str, str]:
     environment = {"OMP_NUM_THREADS": str(scaling.threads_per_worker or scaling.cpus_per_worker)}
     if request.gpus_per_worker == 0:
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    return environment
+    return {**environment, **request.config.runtime.env}

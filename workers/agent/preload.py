@@ -4,7 +4,6 @@ Found by the difference of `sys.modules` over a first training step; `tests/torc
 torch than this. Nothing here may touch CUDA, start a thread or run user code: all of it is inherited by every rank.
 """
 
-import importlib.util
 import sys
 from typing import Final
 
@@ -34,8 +33,3 @@ PRELOAD: Final = (
 def cold_modules() -> tuple[str, ...]:
     """Modules of `PRELOAD` that this process has not imported. Run in a forked process: the forkserver says nothing."""
     return tuple(name for name in PRELOAD if name not in sys.modules)
-
-
-def missing_modules() -> tuple[str, ...]:
-    """Modules of `PRELOAD` that cannot even be found."""
-    return tuple(name for name in PRELOAD if importlib.util.find_spec(name.partition(".")[0]) is None)

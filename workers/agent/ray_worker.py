@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import ray
@@ -68,13 +68,20 @@ def agent_main(config: Mapping[str, Any]) -> None:
     )
     postbox.start()
     try:
-        problem = check_node(request, installed_version=version("shardyard"))
+        problem = check_node(request, installed_version=_installed_version())
         if problem is None:
             problem = _run(request, seat, postbox, waker)
         if problem is not None:
             postbox.tell(_unfit(seat, problem), at_once=True)
     finally:
         postbox.close()
+
+
+def _installed_version() -> str:
+    try:
+        return version("shardyard")
+    except PackageNotFoundError:
+        return "of no version (its metadata is missing)"
 
 
 def _run(request: LaunchRequest, seat: Seat, postbox: Postbox, waker: Waker) -> Problem | None:
