@@ -119,6 +119,7 @@ def serve(settings: Settings) -> None:
     Raises SettingsError where the port is taken or another service owns the state directory, StoreError.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every question to Ray says nothing
     signal.signal(signal.SIGTERM, _end)
     with ExitStack() as stack:
         stack.enter_context(_only_service(settings))

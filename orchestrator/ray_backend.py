@@ -24,6 +24,8 @@ SHIPPED_ENTRYPOINT: Final = "exec python -P -c 'from workers.cli import main; ma
 CALL_SECONDS: Final = 10.0
 SUBMIT_SECONDS: Final = 30.0  # Ray answers only once an agent has taken the job
 UPLOAD_SECONDS: Final = 120.0
+# Ray Train's own detached actor (2.60): the first job that needs it makes it, every later one shares it.
+_CLUSTER_WIDE: Final = frozenset({"_AutoscalingCoordinatorActor"})
 _LIST_LIMIT: Final = 10_000  # the most that Ray's State API lists
 _MESSAGE_CHARS: Final = 4000
 _KNOWN_STATES: Final = frozenset(RayJobState) - {RayJobState.MISSING}
@@ -121,7 +123,11 @@ class RayJobsBackend:
         actors = self._list("actors", job_id=str(driver))
         groups = self._list("placement_groups", creator_job_id=str(driver))
         return [
-            *(f"actor {row['class_name']} ({row['state']})" for row in actors if row["state"] != "DEAD"),
+            *(
+                f"actor {row['class_name']} ({row['state']})"
+                for row in actors
+                if row["state"] != "DEAD" and row["class_name"] not in _CLUSTER_WIDE
+            ),
             *(
                 f"placement group {row['placement_group_id']} ({row['state']})"
                 for row in groups

@@ -12,6 +12,8 @@ from orchestrator.job import Generation, GenerationState, Job
 from workers.contract.failure import FailureClass, Verdict
 
 STOP_AGAIN_SECONDS: Final = 15.0  # Ray itself goes from SIGTERM to SIGKILL within 3 s
+_LOGS_MARK: Final = ", last available logs"  # where Ray's message on a driver turns into the driver's own output
+_LOG_CHARS: Final = 2_000
 _ENVIRONMENT_MARKS: Final = ("runtime_env", "runtime env", "runtime environment")
 
 
@@ -117,7 +119,8 @@ def _stop(seen: Seen, *, after: float, reason: str) -> tuple[Action, ...]:
 
 def verdict_of(job: Job, generation: Generation, status: RayJobStatus) -> Verdict:
     """Say what became of a driver that ended without a last word."""
-    told = f": {status.message.strip()}" if status.message.strip() else ""
+    said, _, logs = status.message.strip().partition(_LOGS_MARK)
+    told = f": {said}" if said else ""
     is_environment = any(mark in status.message.lower() for mark in _ENVIRONMENT_MARKS)
     if status.state is RayJobState.FAILED and not generation.has_reported and is_environment:
         failure_class = FailureClass.CONFIG
@@ -128,4 +131,9 @@ def verdict_of(job: Job, generation: Generation, status: RayJobStatus) -> Verdic
     else:
         failure_class = FailureClass.DRIVER_LOST
         what = f"the driver of generation {generation.number} ended as {status.state.value}{told}"
-    return Verdict(failure_class=failure_class, summary=f"{failure_class.value}: {what}", step=job.step)
+    return Verdict(
+        failure_class=failure_class,
+        summary=f"{failure_class.value}: {what}",
+        step=job.step,
+        evidence={"driver": logs[-_LOG_CHARS:]} if logs else {},
+    )

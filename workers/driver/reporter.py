@@ -197,3 +197,4 @@ def logging_to(path: str) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=handlers, force=True
     )
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every report says nothing
