@@ -115,10 +115,8 @@ def _agent_said(state: State, message: Registered | StoreMoved | Started | Said 
     match message:
         case Registered():
             return _registered(state, message, now)
-        case StoreMoved(rank=rank, store_address=address):
-            agents = dict(state.agents)
-            agents[rank] = agents[rank].model_copy(update={"store_address": address})
-            return replace(state, agents=agents), ()
+        case StoreMoved():
+            return _store_moved(state, message, now)
         case Said(message=Told() as told):
             return state, (_tell(state, message, told),)
         case Said(message=Measured(sample=sample)) if not _is_current(state, message):
@@ -129,6 +127,22 @@ def _agent_said(state: State, message: Registered | StoreMoved | Started | Said 
             return _round_said(state, message, now)
         case _:
             assert_never(message)
+
+
+def _store_moved(state: State, moved: StoreMoved, now: float) -> Next:
+    """The next round meets at the new address; one whose ranks have not met yet would wait at the old one in vain."""
+    agent = state.agents[moved.rank].model_copy(update={"store_address": moved.store_address})
+    state = replace(state, agents={**state.agents, moved.rank: agent})
+    round_ = state.round
+    if state.stage is not Stage.TRAINING or round_ is None or len(round_.ready) == len(state.agents):
+        return state, ()
+    verdict = Verdict(
+        failure_class=FailureClass.RENDEZVOUS,
+        summary=f"rendezvous: the store on {agent.node} died while the ranks were to meet there",
+        node=agent.node,
+        phase="start",
+    )
+    return fail(state, verdict, now)
 
 
 def _is_current(state: State, message: Started | Said | Ended) -> bool:

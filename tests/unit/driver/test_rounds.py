@@ -275,3 +275,16 @@ def test_a_store_that_moved_is_where_the_next_round_meets(play):
     assert game.orders[-1].store_address == "10.0.0.1:2000"
     game.end(1, exit_code=-9)
     assert game.orders[-1].store_address == "10.0.0.1:3000"
+
+
+def test_ranks_that_have_not_met_are_sent_to_the_new_store_and_it_is_not_charged(play):
+    game = play()
+    game.start()
+    game.end(1, exit_code=-9)
+    charged = game.state.counters.charged
+    game.agent(StoreMoved(rank=0, store_address="10.0.0.1:3000"))
+    game.after(60)
+    assert [o.store_address for o in game.orders if o.action == "run"][-1] == "10.0.0.1:3000"
+    assert game.state.counters.charged == charged
+    game.step(4)
+    assert game.state.phase == "running"
