@@ -139,4 +139,4 @@ def _leave_only_runs(home: Path) -> None:
 
 def temporary_home() -> Path:
     """Make a new state directory that only this user can read."""
-    return Path(tempfile.mkdtemp(prefix="shardyard-demo-"))
+    return Path(tempfile.mkdtemp(prefix="shardyard-"))

@@ -17,7 +17,7 @@ from rich.text import Text
 from orchestrator.api.views import EventView, JobView, LogView, SamplesView
 from orchestrator.cli.exit_code import CliError, ExitCode
 from orchestrator.cli.pictures.progress import progress, progress_line
-from orchestrator.cli.pictures.timeline import ROUTINE, event_line
+from orchestrator.cli.pictures.timeline import ROUTINE, event_line, failure_of
 from orchestrator.cli.screen import Screen
 from orchestrator.cli.wording import harmless
 from orchestrator.client import Client, UnreachableError
@@ -79,7 +79,7 @@ class Follower:
         self._tail = LogTail(wants=wants_log)
         self._after = 0
         self._note = ""
-        self._told: EventView | None = None
+        self._failure = ""
         self._told_at = 0.0
         self._looks_after_end = 0
 
@@ -116,7 +116,7 @@ class Follower:
             self._tell_event(event)
             self._after = event.cursor
         for log, line in self._tail.read(self.client, self.job.id):
-            self.screen.show(log_line(f"rank {log.rank}" if log.rank is not None else log.label, line))
+            self.screen.show_line(log_line(f"rank {log.rank}" if log.rank is not None else log.label, line))
         self._tell_progress()
         if self._on_look is not None:
             self._on_look(self.job, self.samples)
@@ -128,8 +128,8 @@ class Follower:
     def _tell_event(self, event: EventView) -> None:
         self.screen.emit(event)
         if event.kind not in ROUTINE:
-            self.screen.show(event_line(event, self._told))
-            self._told = event
+            self.screen.show(event_line(event, self._failure))
+            self._failure = failure_of(event, self._failure)
         if self._on_event is not None:
             self._on_event(event)
 

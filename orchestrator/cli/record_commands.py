@@ -107,7 +107,7 @@ def _print_log(
 ) -> None:
     for line in _lines(client, job_id, log, tail=tail):
         screen.emit({"log": log.label, "rank": log.rank, "line": line})
-        screen.show(log_line(log.label, line) if with_label else log_line("", line))
+        screen.show_line(log_line(log.label if with_label else "", line))
 
 
 def _lines(client: Client, job_id: str, log: LogView, *, tail: int | None) -> list[str]:

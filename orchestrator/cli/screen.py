@@ -52,6 +52,11 @@ class Screen:
         self.out.file.write("".join(f"{line.rstrip()}\n" for line in lines))
         self.out.file.flush()
 
+    def show_line(self, line: Text) -> None:
+        """Print a line as it is, however long: a path in it can be copied, a terminal wraps it by itself."""
+        if not self.as_json:
+            self.out.print(line, soft_wrap=True)
+
     def say(self, text: str, style: str = "") -> None:
         """Print a line for a person on stdout; nothing with `--json`."""
         self.show(Text(text, style=style))
@@ -75,11 +80,11 @@ class Screen:
         if self.as_json:
             self.emit({"error": error.message, "problems": list(error.problems), "remedy": error.remedy})
             return
-        self.err.print(Text.assemble(("error: ", "bold red"), error.message))
+        self.err.print(Text.assemble(("error: ", "bold red"), error.message), soft_wrap=True)
         for problem in error.problems:
-            self.err.print(Text(f"  {problem}"))
+            self.err.print(Text(f"  {problem}"), soft_wrap=True)
         if error.remedy:
-            self.err.print(Text(error.remedy, style="dim"))
+            self.err.print(Text(error.remedy, style="dim"), soft_wrap=True)
 
 
 def as_data(value: object) -> Any:

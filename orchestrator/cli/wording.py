@@ -88,6 +88,13 @@ def harmless(text: str) -> str:
     return _CONTROLS.sub("·", _ESCAPES.sub("", text))
 
 
+def without(known: str, text: str) -> str:
+    """Leave out what the reader has just read, where `text` begins with it; the whole text where nothing is left."""
+    if not known or not text.startswith(known):
+        return text
+    return text.removeprefix(known).strip(" ;()") or text
+
+
 def day_text(moment: datetime) -> str:
     """Date and time of the reader's own zone, the zone written out: `2026-12-01 14:03:22 UTC+01:00`."""
     local = moment.astimezone()

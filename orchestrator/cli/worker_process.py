@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 from orchestrator.cli.exit_code import CliError, ExitCode
 
+_ERROR_NAME: Final = re.compile(r"^(?:\w*[Ee]rror: )+")  # a person needs the sentence, not its class
 STOP_SECONDS: Final = 20.0  # what a child gets to end its own children after SIGTERM
 
 
@@ -36,7 +38,7 @@ def run_worker(arguments: Sequence[str], *, environment: Mapping[str, str] | Non
     )
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        said = lines[-1].removeprefix("error: ") if lines else f"exit code {done.returncode}"
+        said = _ERROR_NAME.sub("", lines[-1]) if lines else f"exit code {done.returncode}"
         raise CliError(f"shardyard-worker {arguments[0]}: {said}", code=_exit_code(done.returncode))
     return done.stdout
 

@@ -39,12 +39,17 @@ def failure_text(verdict: Verdict) -> RenderableType:
     """Show what happened, to which rank, with its traceback as it was raised."""
     parts = [Text.assemble("\n", ("Failure", "bold red"), "  ", harmless(verdict.summary))]
     if verdict.traceback:
-        parts.append(Text(harmless(verdict.traceback.rstrip())))
+        parts.append(Text(harmless(_readable(verdict.traceback))))
     if verdict.consequences:
         ranks = ", ".join(str(rank) for rank in verdict.consequences)
         word = "rank" if len(verdict.consequences) == 1 else "ranks"
         parts.append(Text(f"{word} {ranks} ended because of it", style="dim"))
     return Group(*parts)
+
+
+def _readable(traceback: str) -> str:
+    """Leave out the lines that only underline: they break at the edge of a terminal, and a log has them."""
+    return "\n".join(line for line in traceback.splitlines() if line.strip(" ^~") or not line.strip())
 
 
 def training_facts(config: TrainingConfig) -> Iterator[tuple[str, str]]:

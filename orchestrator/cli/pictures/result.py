@@ -8,7 +8,7 @@ from rich.text import Text
 from orchestrator.api.views import JobView, SamplesView
 from orchestrator.cli.pictures.job_page import failure_text, loss_curve, restarts_text
 from orchestrator.cli.pictures.style import facts, state_text
-from orchestrator.cli.wording import count_text, harmless, plural, rate_text, seconds_text
+from orchestrator.cli.wording import count_text, harmless, plural, rate_text, seconds_text, without
 from workers.contract.events import JobResult
 
 
@@ -27,7 +27,8 @@ def result_page(job: JobView, samples: SamplesView) -> RenderableType:
 
 def _rows(job: JobView, samples: SamplesView) -> Iterator[tuple[str, RenderableType]]:
     if job.reason and job.state != "succeeded":
-        yield "reason", Text(harmless(job.reason))
+        known = job.verdict.summary if job.verdict is not None else ""
+        yield "reason", Text(harmless(without(known, job.reason)))
     yield "step", f"{count_text(job.step)} of {count_text(job.target_steps)}"
     if samples.losses:
         yield "loss", loss_curve(samples)

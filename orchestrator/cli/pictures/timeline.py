@@ -18,6 +18,7 @@ from orchestrator.cli.wording import (
     offset_text,
     plural,
     seconds_text,
+    without,
 )
 from workers.contract.events import Event, EventKind
 
@@ -77,14 +78,21 @@ def word_of(event: Event) -> Text:
     return Text(WORD[event.kind], style=STYLE.get(event.kind, "cyan"))
 
 
-def message_of(event: Event, before: Event | None) -> str:
-    """Say what happened without what the line already says: the new state, or the failure told just `before`."""
+def failure_of(event: Event, failure: str) -> str:
+    """Return the newest failure's summary after `event`, given that before it: later lines need not repeat it."""
+    return event.message if event.kind in (EventKind.ROUND_FAILED, EventKind.ATTEMPT_FAILED) else failure
+
+
+def message_of(event: Event, failure: str = "") -> str:
+    """Say what happened without what is on the screen already: the new state, or the summary `failure` above."""
     told, data = event.message, event.data
     match event.kind:
-        case EventKind.STATE if {"new", "reason"} <= data.keys():
-            told = str(data["reason"])
-        case EventKind.RESTART if before is not None and told.startswith(f"{before.message}; "):
-            told = told.removeprefix(f"{before.message}; ")
+        case EventKind.STATE if data.get("reason"):
+            told = without(failure, str(data["reason"]))
+        case EventKind.STATE if data.get("new") and " -> " in told:
+            told = ""  # the word before it says all
+        case EventKind.RESTART | EventKind.FAILED:
+            told = without(failure, told)
         case EventKind.CHECKPOINT_PUBLISHED if {"bytes", "stall_seconds"} <= data.keys():
             step = f"step {count_text(event.step)}, " if event.step is not None else ""
             stall = seconds_text(float(data["stall_seconds"]))
@@ -94,11 +102,11 @@ def message_of(event: Event, before: Event | None) -> str:
     return harmless(told)
 
 
-def event_line(event: Event, before: Event | None = None) -> Text:
-    """One event as a line of a stream: time of day, kind, message. `before` is the event told before it."""
+def event_line(event: Event, failure: str = "") -> Text:
+    """One event as a line of a stream: time of day, kind, message."""
     word = word_of(event)
     word.pad_right(WORD_WIDTH - len(word))
-    return Text.assemble((clock_text(event.at), "dim"), "  ", word, "  ", message_of(event, before))
+    return Text.assemble((clock_text(event.at), "dim"), "  ", word, "  ", message_of(event, failure))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +125,15 @@ def timeline(
     told = [event for event in events if event.kind not in ROUTINE]
     first = 0 if limit is None else max(0, len(told) - limit)
     table = columns("AFTER", "EVENT", "WHAT HAPPENED", right=["AFTER"], wrap=["WHAT HAPPENED"])
-    for place in range(first, len(told)):
-        event, before = told[place], told[place - 1] if place else None
+    failure = ""
+    for event in told[:first]:
+        failure = failure_of(event, failure)
+    for event in told[first:]:
         if mark is not None and event.at > mark.at:
             table.add_row(_after(mark.at, since), Text(mark.word, style="bold red"), Text(mark.text))
             mark = None
-        table.add_row(_after(event.at, since), word_of(event), Text(message_of(event, before)))
+        table.add_row(_after(event.at, since), word_of(event), Text(message_of(event, failure)))
+        failure = failure_of(event, failure)
     return Group(Text(f"... {plural(first, 'earlier event')}", style="dim"), table) if first else table
 
 
@@ -138,6 +149,6 @@ def event_table(events: Sequence[Event]) -> Table:
             Text(clock_text(event.at), style="dim"),
             Text(where_text(event), style="dim"),
             word_of(event),
-            Text(message_of(event, None)),
+            Text(message_of(event)),
         )
     return table

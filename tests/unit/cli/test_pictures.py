@@ -71,6 +71,26 @@ def test_a_restart_does_not_repeat_the_failure_above_it(draw: Draw, events: list
     assert "restart 1 of 5" in text
 
 
+def test_a_failed_job_says_its_failure_once(draw: Draw, events: list[EventView]) -> None:
+    failure = "user_code: rank 0 on node-a in step at step 0: ValueError: no labels"
+    last = events[12].model_copy(update={"message": failure})
+    told = [
+        last,
+        last.model_copy(
+            update={"kind": EventKind.FAILED, "message": f"{failure} (user_code is not retried)"}
+        ),
+        last.model_copy(
+            update={
+                "kind": EventKind.STATE,
+                "data": {"new": "failed", "reason": f"{failure}; user_code is not retried"},
+            }
+        ),
+    ]
+    text = draw(timeline(told, since=events[0].at), width=120)
+    assert text.count("ValueError") == 1
+    assert text.count("user_code is not retried") == 2
+
+
 def test_a_timeline_says_how_many_events_it_leaves_out(draw: Draw, events: list[EventView]) -> None:
     text = draw(timeline(events, since=events[0].at, limit=5))
     assert "16 earlier events" in text
@@ -116,11 +136,12 @@ def test_a_failed_job_shows_the_traceback_and_the_first_rank(
         failure_class=FailureClass.USER_CODE,
         summary="user_code: rank 1 on node-a in step at step 3: ValueError: bad batch",
         first_rank=1,
-        traceback='Traceback (most recent call last):\n  File "train.py", line 3, in loss\nValueError: bad batch\n',
+        traceback='Traceback (most recent call last):\n  File "train.py", line 3, in loss\n    f(x)\n    ^^^^\nValueError: bad batch\n',
         consequences=(0,),
     )
     text = draw(result_page(job(state="failed", reason="user_code is not retried", verdict=verdict), samples))
     assert 'File "train.py", line 3, in loss' in text
+    assert "f(x)\nValueError: bad batch" in text, "a line that only underlines is left out"
     assert "rank 1 on node-a" in text
     assert "rank 0 ended because of it" in text
     assert "shardyard logs quickstart" in text
