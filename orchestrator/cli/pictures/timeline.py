@@ -109,6 +109,16 @@ def event_line(event: Event, failure: str = "") -> Text:
     return Text.assemble((clock_text(event.at), "dim"), "  ", word, "  ", message_of(event, failure))
 
 
+def event_row(event: Event, failure: str = "") -> Table:
+    """Draw the same for a terminal: a long message folds beside its kind, not under the time."""
+    row = Table.grid(padding=(0, 2, 0, 0))
+    row.add_column(no_wrap=True)
+    row.add_column(no_wrap=True, min_width=WORD_WIDTH)
+    row.add_column(overflow="fold")
+    row.add_row(Text(clock_text(event.at), style="dim"), word_of(event), Text(message_of(event, failure)))
+    return row
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
     """Something that whoever watches did, to be shown in its place among the events."""

@@ -15,7 +15,7 @@ from orchestrator.cli.pictures.memory import memory_table
 from orchestrator.cli.pictures.progress import fitting, progress, progress_line
 from orchestrator.cli.pictures.result import result_page
 from orchestrator.cli.pictures.style import sparkline
-from orchestrator.cli.pictures.timeline import event_line, event_table, timeline
+from orchestrator.cli.pictures.timeline import event_line, event_row, event_table, timeline
 from workers.contract.events import EventKind, JobResult, Sample
 from workers.contract.failure import FailureClass, Verdict
 
@@ -198,3 +198,11 @@ def test_every_kind_of_event_has_a_word(draw: Draw, events: list[EventView]) -> 
     for kind in EventKind:
         event = events[3].model_copy(update={"kind": kind})
         assert event.message in draw(event_line(event), width=120)
+
+
+def test_on_a_terminal_a_long_message_folds_beside_its_kind(draw: Draw, events: list[EventView]) -> None:
+    event = events[3].model_copy(update={"message": "a word and " * 20})
+    first, *rest = draw(event_row(event), width=80).splitlines()
+    assert first.startswith("13:03:26  driver          a word")
+    assert all(line.startswith(" " * 26) for line in rest)
+    assert draw(event_row(events[3]), width=80).rstrip() == draw(event_line(events[3]), width=80).rstrip()
