@@ -59,7 +59,7 @@ def run_demo(screen: Screen, job_file: JobFile, home: DemoHome, *, environ: Mapp
         client = stack.enter_context(connected(environ))
         story, job = (
             Story(),
-            client.submit(job_file.text, overrides=job_file.overrides, source=job_file.source),
+            client.submit(job_file.text, overrides=job_file.all_overrides, source=job_file.source),
         )
         screen.show(up_line("Job", f"{job.name}  {job.id}", None), "")
         job = _follow(screen, client, yard, story, job)
@@ -108,8 +108,12 @@ def _generated(job: JobView, environ: Mapping[str, str]) -> str:
 
 
 def _own_environment(environ: Mapping[str, str], home: DemoHome) -> dict[str, str]:
-    """Leave out every SHARDYARD setting of the caller: a demo never talks to another yard."""
-    kept = {name: value for name, value in environ.items() if not name.startswith("SHARDYARD_")}
+    """Leave out the SHARDYARD settings of the caller but the roots for data: a demo never talks to another yard."""
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith("SHARDYARD_") or name == "SHARDYARD_ALLOWED_ROOTS"
+    }
     port = {} if home.keep and not home.is_temporary else {"SHARDYARD_PORT": "0"}
     return {**kept, **port, "SHARDYARD_HOME": str(home.path)}
 

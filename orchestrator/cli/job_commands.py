@@ -16,7 +16,7 @@ from orchestrator.cli.command import FileArgument, JobArgument, JsonFlag, SetOpt
 from orchestrator.cli.connect import connected
 from orchestrator.cli.exit_code import CliError, ExitCode
 from orchestrator.cli.follow import Follower, result_code
-from orchestrator.cli.job_file import anchor_paths, read_job_file
+from orchestrator.cli.job_file import JobFile, anchor_paths, read_job_file
 from orchestrator.cli.local_run import run_local
 from orchestrator.cli.pictures.job_list import job_table
 from orchestrator.cli.pictures.job_page import job_page, training_facts
@@ -26,6 +26,7 @@ from orchestrator.cli.pictures.style import facts, heading
 from orchestrator.cli.pictures.timeline import timeline
 from orchestrator.cli.screen import Screen
 from orchestrator.cli.wording import plural
+from orchestrator.client import Client, RejectedError
 from orchestrator.spec import schema as job_schema
 
 LIST_LIMIT = 20
@@ -69,12 +70,7 @@ def submit(
         leave(run_local(screen, job_file.parse(), num_workers=local))
         return
     with connected() as client:
-        job = client.submit(
-            job_file.text,
-            overrides=job_file.overrides,
-            source=job_file.source,
-            idempotency_key=key or str(uuid.uuid4()),
-        )
+        job = _send(client, job_file, key=key or str(uuid.uuid4()))
         if not follow:
             screen.emit(job)
             screen.show(Text.assemble((job.name, "bold"), f" is {job.state} as ", (job.id, "bold")))
@@ -85,6 +81,23 @@ def submit(
         screen.emit(end)
         screen.show(result_page(end, client.samples(end.id)))
         leave(result_code(end))
+
+
+def _send(client: Client, job_file: JobFile, *, key: str) -> JobView:
+    """Submit; what the service refuses (a path that it does not allow) is named as a place in the file."""
+    try:
+        return client.submit(
+            job_file.text, overrides=job_file.all_overrides, source=job_file.source, idempotency_key=key
+        )
+    except RejectedError as error:
+        problems = tuple(job_file.as_written(problem.text) for problem in error.problems)
+        about_roots = any("SHARDYARD_ALLOWED_ROOTS" in problem for problem in problems)
+        raise CliError(
+            f"{job_file.source}: the orchestrator refuses it" if problems else str(error),
+            problems=problems,
+            remedy="On this machine: shardyard down, then shardyard up --allow DIR" if about_roots else "",
+            code=ExitCode.BAD_INPUT,
+        ) from error
 
 
 def followed(follower: Follower) -> JobView:

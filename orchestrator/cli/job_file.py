@@ -22,16 +22,28 @@ class JobFile:
     text: str
     source: str
     overrides: tuple[str, ...]
+    anchored: tuple[str, ...] = ()  # overrides of ours: the file's own paths, made whole
+
+    @property
+    def all_overrides(self) -> tuple[str, ...]:
+        """Everything that goes on top of the text."""
+        return self.overrides + self.anchored
+
+    def as_written(self, problem: str) -> str:
+        """Name the file as the place of a problem, where it would name an override that nobody wrote."""
+        for override in self.anchored:
+            problem = problem.replace(f"--set {override}: ", f"{self.source}: ")
+        return problem
 
     def parse(self) -> JobSpec:
         """Check the whole file. Raises CliError (BAD_INPUT) with every problem found."""
         try:
-            return parse_spec(self.text, overrides=self.overrides, source=self.source)
+            return parse_spec(self.text, overrides=self.all_overrides, source=self.source)
         except SpecError as error:
             number = len(error.problems)
             raise CliError(
                 f"{self.source}: {plural(number, 'problem')}",
-                problems=tuple(str(problem) for problem in error.problems),
+                problems=tuple(self.as_written(str(problem)) for problem in error.problems),
                 code=ExitCode.BAD_INPUT,
             ) from error
 
@@ -64,7 +76,7 @@ def anchor_paths(job_file: JobFile, spec: JobSpec, directory: Path) -> JobFile:
         added.append(f"runtime.working_dir={_quoted(directory / spec.runtime.working_dir)}")
     if spec.data.kind != "task" and spec.runtime.working_dir is None and _is_relative(spec.data.path):
         added.append(f"data.path={_quoted(directory / spec.data.path)}")
-    return replace(job_file, overrides=(*job_file.overrides, *added))
+    return replace(job_file, anchored=tuple(added))
 
 
 def _is_relative(path: str) -> bool:

@@ -38,16 +38,26 @@ def up(
     gpus: Annotated[
         int | None, typer.Option(min=0, help="GPUs that Ray may give out; without it all.")
     ] = None,
+    allow: Annotated[
+        list[Path],
+        typer.Option(metavar="DIR", help="Let jobs use data and storage below DIR too. May be repeated."),
+    ] = [],  # noqa: B006 -- typer copies it
     as_json: JsonFlag = False,
 ) -> None:
     """Start Ray and the orchestrator on this machine.
 
     Ray is a cluster of its own: loopback only, token required. What runs already stays as it is. With SHARDYARD_RAY_ADDRESS set, only the orchestrator is started.
     """
-    from orchestrator.cli.yard import bring_up  # psutil and the process edge: `ls` need not wait for them
+    from orchestrator.cli.yard import bring_up, is_up  # psutil and the process edge: `ls` need not wait
 
     screen = Screen(as_json=as_json)
     settings, environ = _settings(home)
+    if (cpus is not None or gpus is not None or allow) and is_up(settings.home_dir):
+        raise CliError(
+            "the yard is up, and what it was started with stays",
+            remedy="`shardyard down` first; jobs that run then are ended.",
+        )
+    environ |= _allowing(settings, allow)
     with screen.busy("starting"):
         yard = bring_up(
             settings.home_dir,
@@ -68,6 +78,17 @@ def up(
     )
     screen.show(up_line("Storage", str(settings.storage_dir), None), up_line("State", str(yard.home), None))
     screen.say("\nshardyard submit JOB.yaml --follow    shardyard down", "dim")
+
+
+def _allowing(settings: Settings, more: list[Path]) -> dict[str, str]:
+    """Return the setting that adds `more` to the roots that jobs may use."""
+    roots = [*settings.allowed_roots, *(path.expanduser().resolve() for path in more)]
+    for root in roots:
+        if "," in str(root):
+            raise CliError(f"--allow: {root} holds a comma", code=ExitCode.BAD_INPUT)
+        if not root.is_dir():
+            raise CliError(f"--allow: {root} is no directory", code=ExitCode.BAD_INPUT)
+    return {"SHARDYARD_ALLOWED_ROOTS": ",".join(map(str, roots))} if roots else {}
 
 
 @command

@@ -111,4 +111,4 @@ def export_text(directory: Path) -> str:
     """Say where an exported model lies, and its files with their sizes."""
     files = sorted(path for path in directory.iterdir() if path.is_file()) if directory.is_dir() else []
     sizes = ", ".join(f"{path.name} {bytes_text(path.stat().st_size)}" for path in files)
-    return f"{directory}  ({sizes})" if files else str(directory)
+    return f"{directory}\n{sizes}" if files else str(directory)

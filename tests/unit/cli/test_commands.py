@@ -167,7 +167,27 @@ def test_export_of_no_run_directory_is_bad_input(run: Run, tmp_path: Path) -> No
     assert "no checkpoints/" in result.stderr
 
 
+@pytest.mark.parametrize(("name", "told"), [("missing", "is no directory"), ("a,b", "holds a comma")])
+def test_a_root_that_cannot_be_allowed_is_named_before_anything_starts(
+    run: Run, tmp_path: Path, name: str, told: str
+) -> None:
+    (tmp_path / "a,b").mkdir()
+    result = run("up", "--home", str(tmp_path / "home"), "--allow", str(tmp_path / name))
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert not (tmp_path / "home").exists()
+
+
 # ---- with a service
+
+
+def test_data_that_jobs_may_not_read_is_named_as_the_file_has_it(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.replace("python-stdlib", "./corpus"))
+    result = run("submit", str(path))
+    assert result.exit_code == 2
+    assert f"{path}: data.path: {tmp_path}/corpus lies outside" in result.stderr
+    assert "shardyard up --allow" in result.stderr
 
 
 def test_a_wrong_token_is_told_with_where_it_comes_from(run: Run) -> None:

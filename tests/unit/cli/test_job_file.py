@@ -69,6 +69,15 @@ def test_relative_paths_are_those_of_the_job_file(tmp_path: Path) -> None:
     assert spec.runtime.working_dir is None
 
 
+def test_a_problem_with_a_path_that_was_made_whole_names_the_file(tmp_path: Path) -> None:
+    given = job_file(TEXT, "data.path=corpus")
+    whole = anchor_paths(given, given.parse(), tmp_path)
+    (override,) = whole.anchored
+    assert (
+        whole.as_written(f"--set {override}: data.path: lies outside") == "job.yaml: data.path: lies outside"
+    )
+
+
 def test_a_working_dir_is_made_absolute(tmp_path: Path) -> None:
     given = job_file(TASK, "runtime.working_dir=src")
     assert anchor_paths(given, given.parse(), tmp_path).parse().runtime.working_dir == str(tmp_path / "src")
