@@ -80,7 +80,11 @@ def _door(settings: Settings, store: Store, controller: Controller, *, token: st
 def _backend(settings: Settings, building: ExitStack) -> RayBackend:
     if settings.ray_address is None:
         return NoCluster()
-    backend = RayJobsBackend(settings.ray_address, token_path=settings.ray_auth_token_path)
+    backend = RayJobsBackend(
+        settings.ray_address,
+        token_path=settings.ray_auth_token_path,
+        ships_package=settings.ship_package,
+    )
     building.callback(backend.close)
     return backend
 

@@ -12,7 +12,9 @@ from orchestrator.job import Generation, GenerationState, Job
 from workers.contract.failure import FailureClass, Verdict
 
 STOP_AGAIN_SECONDS: Final = 15.0  # Ray itself goes from SIGTERM to SIGKILL within 3 s
-_LOGS_MARK: Final = ", last available logs"  # where Ray's message on a driver turns into the driver's own output
+_LOGS_MARK: Final = (
+    ", last available logs"  # where Ray's message on a driver turns into the driver's own output
+)
 _LOG_CHARS: Final = 2_000
 _ENVIRONMENT_MARKS: Final = ("runtime_env", "runtime env", "runtime environment")
 

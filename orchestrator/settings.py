@@ -44,6 +44,7 @@ class Settings(Strict):
     ray_auth_token_path: Path | None = None
     storage_root: Path | None = None  # None: `<home>/storage`
     allowed_roots: tuple[Path, ...] = ()  # further roots for absolute paths of job files, comma-separated
+    ship_package: bool = False  # send our own package along with each job (docs/deploy.md)
     advertise_url: str | None = None  # how nodes reach this service; None: http://<host>:<port>
     allowed_hosts: tuple[str, ...] = ()  # more names that the Host header may hold, comma-separated
     lease_seconds: Annotated[float, Field(gt=0)] = DEFAULT_LEASE_SECONDS

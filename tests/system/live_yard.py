@@ -20,7 +20,7 @@ from workers.contract.events import EventKind
 
 BOUND_SECONDS = 120.0  # generous: reached only by what will never happen
 REPOSITORY = Path(__file__).parents[2]
-USER_CODE = REPOSITORY / "tests" / "ray" / "user_code"
+USER_CODE = REPOSITORY / "tests" / "user_code"
 
 
 def wait_until(condition: Callable[[], Any], what: str, *, seconds: float = BOUND_SECONDS) -> Any:
@@ -142,7 +142,8 @@ class LiveYard:
         """Live processes of the cluster that carry the job's id in their environment: driver, agents, ranks, stores."""
         assert self.yard is not None
         assert self.yard.cluster is not None
-        return [p for p in family(self.yard.cluster.ray.mark) if job.id in _environment_of(p)]
+        found = [p for p in family(self.yard.cluster.ray.mark) if job.id in _environment_of(p)]
+        return [p for p in found if not _is_rays_timer(p)]
 
     def kill_rank(self, job: JobView, rank: int) -> None:
         """SIGKILL a rank of the newest round."""
@@ -156,6 +157,14 @@ class LiveYard:
                 client.cancel(job.id)
         for job in open_jobs:
             self.finish(job)
+
+
+def _is_rays_timer(process: psutil.Process) -> bool:
+    """Whether it is the `sleep 1` of the shell with which Ray watches an entrypoint: it ends by itself within 1 s."""
+    try:
+        return process.cmdline() == ["sleep", "1"]
+    except psutil.Error:
+        return True
 
 
 def _environment_of(process: psutil.Process) -> str:

@@ -7,9 +7,14 @@ from typing import Any, Final
 
 import ray
 import ray.exceptions
+from ray._raylet import PlacementGroupID
 from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.state import list_placement_groups
+from ray.util.state.exception import RayStateApiException
 
 from workers.agent.messages import parse_agent_message
 from workers.agent.ray_worker import agent_main
@@ -30,6 +35,18 @@ _TRAIN_ENVIRONMENT: Final = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
 }
+
+
+class _Trainer(DataParallelTrainer):  # type: ignore[misc]  # Ray's classes have no types for us
+    """Without Ray Train's placement group cleaner: in 2.60 that detached actor cannot leave after its controller died.
+
+    It calls `exit_actor` from a thread, which Ray refuses, and stays for ever. What it is for, we do ourselves:
+    Ray removes a job's reservations with the job, and `_release_reservations` those of an attempt whose controller was killed.
+    """
+
+    def _create_default_callbacks(self) -> list[Any]:
+        callbacks: list[Any] = super()._create_default_callbacks()
+        return [c for c in callbacks if not isinstance(c, PlacementGroupCleanerCallback)]
 
 
 class Attempt:
@@ -77,6 +94,7 @@ class Attempt:
         except Exception as failure:  # noqa: BLE001 -- Ray Train raises many kinds; each ends the attempt
             error = _first_line(failure)
             not_placed = "StartupTimeout" in repr(failure) or "StartupTimeout" in error
+            _release_reservations()
         self._over.set()
         self._put(
             AttemptEnded(
@@ -89,13 +107,13 @@ class Attempt:
         )
         ray.kill(self._relay)
 
-    def _trainer(self) -> DataParallelTrainer:
+    def _trainer(self) -> _Trainer:
         request = self._request
         scaling = request.config.scaling
         resources = {"CPU": scaling.cpus_per_worker}
         if request.gpus_per_worker:
             resources["GPU"] = request.gpus_per_worker
-        return DataParallelTrainer(
+        return _Trainer(
             agent_main,
             train_loop_config={"request": request.to_json(), "relay": self._relay},
             scaling_config=ScalingConfig(
@@ -133,6 +151,17 @@ class Attempt:
         """Whether Ray says that every node of the attempt lives; then a dead agent is dead for certain."""
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         return self._node_ids <= alive
+
+
+def _release_reservations() -> None:
+    """Remove the placement groups of a controller that was killed: Ray keeps them until the whole job is over."""
+    job_id = ray.get_runtime_context().get_job_id()
+    try:
+        held = list_placement_groups(filters=[("creator_job_id", "=", job_id), ("state", "!=", "REMOVED")])
+    except RayStateApiException:
+        return  # no dashboard (a local run), or none that answers: the next attempt is not placed, and says so
+    for row in held:
+        remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(row.placement_group_id)))
 
 
 def _first_line(error: BaseException) -> str:
