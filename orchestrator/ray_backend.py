@@ -24,6 +24,7 @@ SHIPPED_ENTRYPOINT: Final = "exec python -P -c 'from workers.cli import main; ma
 CALL_SECONDS: Final = 10.0
 SUBMIT_SECONDS: Final = 30.0  # Ray answers only once an agent has taken the job
 UPLOAD_SECONDS: Final = 120.0
+_SUPERVISOR: Final = "_ray_internal_job_actor_"  # the actor in whose process group a job's entrypoint runs
 # Ray Train's own detached actor (2.60): the first job that needs it makes it, every later one shares it.
 _CLUSTER_WIDE: Final = frozenset({"_AutoscalingCoordinatorActor"})
 _LIST_LIMIT: Final = 10_000  # the most that Ray's State API lists
@@ -120,7 +121,8 @@ class RayJobsBackend:
         driver = None if details is None else details.get("job_id")
         if driver is None:  # unknown to Ray, or its driver never got so far as to connect
             return []
-        actors = self._list("actors", job_id=str(driver))
+        supervisor = self._list("actors", name=f"{_SUPERVISOR}{ray_job_id}")  # belongs to Ray's own job
+        actors = [*self._list("actors", job_id=str(driver)), *supervisor]
         groups = self._list("placement_groups", creator_job_id=str(driver))
         return [
             *(

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -43,7 +44,7 @@ class LiveYard:
         self.environ = {
             **own,
             "SHARDYARD_HOME": str(home),
-            "SHARDYARD_PORT": "0",
+            "SHARDYARD_PORT": str(_free_port()),  # the same after a restart
             "SHARDYARD_LEASE_SECONDS": "5",
             "SHARDYARD_ALLOWED_ROOTS": str(REPOSITORY),
             "OMP_NUM_THREADS": "1",
@@ -98,6 +99,10 @@ class LiveYard:
         with self.client as client:
             events = client.events(job.id, limit=1000).events
         return [event for event in events if not kinds or event.kind in kinds]
+
+    def story(self, job: JobView) -> str:
+        """The job's timeline as text, for the message of a failing test."""
+        return "\n".join(f"{event.at:%X} {event.kind.value}: {event.message}" for event in self.events(job))
 
     def wait(
         self, job: JobView, condition: Callable[[JobView], Any], what: str, *, seconds: float = BOUND_SECONDS
@@ -157,6 +162,12 @@ class LiveYard:
                 client.cancel(job.id)
         for job in open_jobs:
             self.finish(job)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _is_rays_timer(process: psutil.Process) -> bool:

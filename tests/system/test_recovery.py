@@ -36,7 +36,7 @@ def test_a_killed_driver_is_replaced_and_the_job_succeeds_once(clean_yard: LiveY
     for process in drivers:
         process.kill()
     done = clean_yard.finish(job)
-    assert done.state == "succeeded", done.reason
+    assert done.state == "succeeded", clean_yard.story(job)
     assert done.generation == 2
     assert done.result is not None
     assert (done.result.final_step, done.result.samples_repeated, done.result.samples_missing) == (200, 0, 0)
@@ -59,7 +59,7 @@ def test_training_does_not_notice_that_the_orchestrator_was_killed(clean_yard: L
     finally:
         clean_yard.start_service()
     done = clean_yard.finish(job)
-    assert done.state == "succeeded", done.reason
+    assert done.state == "succeeded", clean_yard.story(job)
     assert done.generation == 1
     assert clean_yard.rank_pids(job) == pids
     assert len(clean_yard.events(job, EventKind.FINISHED)) == 1
@@ -92,4 +92,4 @@ def test_a_frozen_orchestrator_fails_no_job(clean_yard: LiveYard):
     finally:
         os.kill(pid, signal.SIGCONT)
     done = clean_yard.finish(job)
-    assert (done.state, done.generation, done.counters.charged) == ("succeeded", 1, 0), done.reason
+    assert (done.state, done.generation, done.counters.charged) == ("succeeded", 1, 0), clean_yard.story(job)
