@@ -9,7 +9,7 @@ from workers.agent.messages import AgentMessage, Standing
 from workers.contract.launch import RoundOrder
 
 FLUSH_SECONDS: Final = 1.0  # samples travel this often; also the agent's heartbeat
-LISTEN_SECONDS: Final = 5.0
+LISTENS_PER_LEASE: Final = 5  # each answer renews the lease, so several fit into one
 _RETRY_SECONDS: Final = 0.2
 
 
@@ -109,7 +109,9 @@ class Postbox:
     def _listen(self) -> None:
         while not self._closed.is_set() and not self.gone.is_set():
             try:
-                standing = self._mailbox.listen(self._standing.version, LISTEN_SECONDS)
+                standing = self._mailbox.listen(
+                    self._standing.version, self._lease_seconds / LISTENS_PER_LEASE
+                )
             except MailboxGoneError:
                 self._lose()
                 return

@@ -29,6 +29,7 @@ class FakeMailbox:
     def __init__(self, *, refusals: int = 0, silent: float = 0.0, gone: bool = False) -> None:
         self.refusals, self.silent, self.gone = refusals, silent, gone
         self.lines: list[str] = []
+        self.waits: list[float] = []
 
     def tell(self, lines: Sequence[str]) -> None:
         self._answer()
@@ -36,6 +37,7 @@ class FakeMailbox:
 
     def listen(self, seen: int, wait_seconds: float) -> Standing:
         self._answer()
+        self.waits.append(wait_seconds)
         if seen:
             threading.Event().wait(wait_seconds)
         return Standing(version=1, order=ORDER, driver_silent_seconds=self.silent)
@@ -80,6 +82,16 @@ def test_a_driver_that_stays_silent_does_not_prolong_the_lease():
     wait_for(lambda: postbox.order == (1, ORDER))
     assert postbox.lease_ends_at == 125.0
     postbox.close()
+
+
+@pytest.mark.parametrize("lease_seconds", [0.5, 5.0, 60.0])
+def test_a_healthy_driver_is_heard_several_times_in_a_lease_however_short_it_is(lease_seconds):
+    mailbox = FakeMailbox()
+    postbox = Postbox(mailbox, lease_seconds=lease_seconds, wake=lambda: None)
+    postbox.start()
+    wait_for(lambda: mailbox.waits)
+    postbox.close()
+    assert max(mailbox.waits) <= lease_seconds / 3
 
 
 def test_a_relay_that_is_gone_wakes_the_agent():
