@@ -163,6 +163,26 @@ def frozen_net() -> Net:
     return Net().requires_grad_(requires_grad=False)
 
 
+class HouseNet(Net):
+    """Tied weights, a frozen half, batch statistics, and a persistent counter; B013, B015, B046."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.last = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.last.weight = self.first.weight
+        self.statistics = nn.BatchNorm1d(4)
+        self.register_buffer("counter", torch.tensor(7))
+        for parameter in self.blocks[1].parameters():
+            parameter.requires_grad_(requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.statistics(self.first(x))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.last(x))
+
+
 NETS: Final[Mapping[str, Callable[[], nn.Module]]] = {
     "plain": Net,
     "tied": TiedNet,
@@ -174,7 +194,11 @@ NETS: Final[Mapping[str, Callable[[], nn.Module]]] = {
     "uneven_frozen": uneven_frozen_net,
     "table": TableNet,
 }
-MORE_NETS: Final[Mapping[str, Callable[[], nn.Module]]] = {"dropout": DropoutNet, "frozen": frozen_net}
+MORE_NETS: Final[Mapping[str, Callable[[], nn.Module]]] = {
+    "dropout": DropoutNet,
+    "frozen": frozen_net,
+    "house": HouseNet,
+}
 
 
 @dataclass
