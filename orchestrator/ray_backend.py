@@ -106,7 +106,7 @@ class RayJobsBackend:
         if details is None:
             return RayJobStatus(state=RayJobState.MISSING)
         return RayJobStatus(
-            state=RayJobState(details["status"]), message=str(details.get("message") or "")[-_MESSAGE_CHARS:]
+            state=RayJobState(details["status"]), message=_shortened(str(details.get("message") or ""))
         )
 
     def stop(self, ray_job_id: str) -> None:
@@ -214,6 +214,12 @@ def _object(answer: httpx.Response) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise RayUnavailable(f"Ray answers something unknown to {answer.url.path}: {_said(answer)}")
     return body
+
+
+def _shortened(message: str) -> str:
+    """Keep both ends: Ray says first what happened, and quotes up to 20,000 characters of the driver's log after it."""
+    half = _MESSAGE_CHARS // 2
+    return message if len(message) <= _MESSAGE_CHARS else f"{message[:half]}\n...\n{message[-half:]}"
 
 
 def _said(answer: httpx.Response) -> str:

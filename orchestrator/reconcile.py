@@ -123,7 +123,8 @@ def verdict_of(job: Job, generation: Generation, status: RayJobStatus) -> Verdic
     """Say what became of a driver that ended without a last word."""
     said, _, logs = status.message.strip().partition(_LOGS_MARK)
     told = f": {said}" if said else ""
-    is_environment = any(mark in status.message.lower() for mark in _ENVIRONMENT_MARKS)
+    # Only what Ray says itself: every driver's log begins with Ray's line that its runtime env is being set up.
+    is_environment = any(mark in said.lower() for mark in _ENVIRONMENT_MARKS)
     if status.state is RayJobState.FAILED and not generation.has_reported and is_environment:
         failure_class = FailureClass.CONFIG
         what = f"the environment of generation {generation.number} cannot be built{told}"

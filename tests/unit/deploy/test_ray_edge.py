@@ -1,5 +1,6 @@
 """Everything of the Ray edge that needs no Ray: what is asked of it, and what its silence means."""
 
+import json
 import socket
 import sys
 import threading
@@ -65,6 +66,20 @@ def test_whatever_is_wrong_with_ray_it_is_unavailable_and_never_a_word_about_a_j
             with pytest.raises(RayUnavailable):
                 call()
         backend.close()
+
+
+def test_what_ray_says_of_a_driver_is_kept_before_the_long_log_that_it_quotes() -> None:
+    said = (
+        "Job entrypoint command failed with exit code -9, last available logs (truncated to 20,000 chars):\n"
+    )
+    told = {"status": "FAILED", "message": said + "step\n" * 4000 + "the last line"}
+    with listener(http("200 OK", json.dumps(told))) as address:
+        backend = RayJobsBackend(address, token_path=None)
+        message = backend.status("j-0").message
+        backend.close()
+    assert message.startswith(said)
+    assert message.endswith("the last line")
+    assert len(message) < 5000
 
 
 def test_a_port_where_nobody_listens_is_unavailable() -> None:

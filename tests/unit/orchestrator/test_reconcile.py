@@ -90,6 +90,18 @@ def test_an_environment_that_cannot_be_built_is_the_users_and_not_retried(job: J
     assert "no module named nope" in action.verdict.summary
 
 
+def test_a_driver_that_dies_before_its_first_report_is_lost_whatever_its_log_quotes(job: Job) -> None:  # B099
+    message = (
+        "Job entrypoint command failed with exit code -9, last available logs (truncated to 20,000 chars):\n"
+        "2026-03-01 12:00:00,000 INFO job_manager.py:568 -- Runtime env is setting up.\n"
+    )
+    status = RayJobStatus(state=RayJobState.FAILED, message=message)
+    action = reconcile(job, replace(SUBMITTED, has_reported=False), Seen(status=status), LIMITS)[0]
+    assert isinstance(action, MarkLost)
+    assert action.verdict.failure_class is FailureClass.DRIVER_LOST
+    assert action.verdict.summary.endswith("exit code -9")
+
+
 def test_a_driver_gets_its_grace_to_obey_and_is_stopped_after_it(job: Job) -> None:
     cancelled = job.evolve(desired="cancel")
     assert reconcile(cancelled, SUBMITTED, seen(RayJobState.RUNNING, seconds=29), LIMITS) == ()
