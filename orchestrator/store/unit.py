@@ -52,10 +52,14 @@ class Unit:
             self._connection.execute(insert(generations).values(row))
 
     def add_driver_events(self, generation: int, told: Sequence[Event]) -> int:
-        """Append a driver's events, those that are stored already left out; return the highest stored sequence number."""
+        """Append a driver's events; return the highest stored sequence number.
+
+        Left out is what is stored already, and what claims another generation: its token speaks for this one alone.
+        """
         key = (generations.c.job_id == self.job.id, generations.c.number == generation)
         known = self._connection.execute(select(generations.c.acknowledged).where(*key)).scalar_one()
-        fresh = sorted((e for e in told if e.sequence > known), key=lambda event: event.sequence)
+        own = {e.sequence: e for e in told if e.generation == generation and e.sequence > known}
+        fresh = [own[sequence] for sequence in sorted(own)]
         if not fresh:
             return int(known)
         self._append("driver", fresh)

@@ -121,6 +121,15 @@ def test_events_are_stored_once_however_often_they_are_told(store: Store, make) 
     assert [one.event.sequence for one in driver] == [0, 1, 2, 3]
 
 
+def test_events_of_another_generation_than_the_tokens_are_not_taken(store: Store, make) -> None:
+    add(store, make)
+    grant(store)
+    with store.unit("j1") as unit:
+        assert unit.add_driver_events(1, [make.event(0), make.event(0), make.event(1, generation=2)]) == 0
+    driver = [one.event for one in store.events("j1", after=0, limit=100) if one.source == "driver"]
+    assert [(event.generation, event.sequence) for event in driver] == [(1, 0)]
+
+
 def test_positions_count_up_without_a_gap_whoever_writes(store: Store, make) -> None:
     add(store, make)
     grant(store)
