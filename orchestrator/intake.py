@@ -55,6 +55,8 @@ def answer(job: Job, generation: int, *, acknowledged: int) -> Desired:
         action, reason = "stop", f"cancelled by {job.cancelled_by}"
     elif job.state.is_terminal:
         action, reason = "stop", f"the job has {job.state.value}: {job.reason}"
+    elif job.current is not None and not job.current.is_awaited:
+        action, reason = "stop", f"generation {generation} was given up: {job.reason}"
     else:
         action, reason = "run", ""
     return Desired.model_validate(

@@ -56,6 +56,11 @@ class Generation:
     acknowledged: int = -1  # highest event sequence number that is stored
     granted_at: datetime
 
+    @property
+    def is_awaited(self) -> bool:
+        """More is expected of it."""
+        return self.state in (GenerationState.GRANTED, GenerationState.SUBMITTED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
