@@ -52,6 +52,7 @@ class GenerationKeeper:
         self._policy = policy
         self._now = now
         self._patience = patience
+        self._tokens: dict[str, tuple[int, str]] = {}  # of a generation that Ray has not taken yet, by job
 
     def look_after(self, job: Job) -> None:
         """Do what the job's open generation needs now. Raises RayUnavailable; may be broken off anywhere."""
@@ -100,15 +101,14 @@ class GenerationKeeper:
                 self._apply(job, Lost(generation=number, verdict=verdict))
                 self._patience.restart(job.id, "lost", str(number))
             case MarkReleased():
+                self._tokens.pop(job.id, None)
                 self._apply(job, Released(generation=number))
             case _:
                 assert_never(action)
 
     def _submit(self, job: Job, generation: Generation) -> None:
         """Hand the generation to Ray. A token is written before it is given away; Ray takes a generation once."""
-        token = secrets.token_urlsafe(32)
-        with self._store.unit(job.id) as unit:
-            unit.add_report_token(generation.number, token_digest(token))
+        token = self._report_token(job, generation.number)
         request = self._launch_request(job, generation)
         try:
             self._backend.submit(request, report_token=token, runtime=job.spec.runtime)
@@ -116,7 +116,18 @@ class GenerationKeeper:
             verdict = Verdict(failure_class=FailureClass.CONFIG, summary=f"config: {error}")
             self._apply(job, Lost(generation=generation.number, verdict=verdict))
             return
+        self._tokens.pop(job.id, None)
         self._apply(job, Submitted(generation=generation.number))
+
+    def _report_token(self, job: Job, generation: int) -> str:
+        """Return a token that is stored; the same one for as long as Ray refuses the generation at every tick."""
+        number, token = self._tokens.get(job.id, (0, ""))
+        if number != generation:
+            token = secrets.token_urlsafe(32)
+            with self._store.unit(job.id) as unit:
+                unit.add_report_token(generation, token_digest(token))
+            self._tokens[job.id] = (generation, token)
+        return token
 
     def _launch_request(self, job: Job, generation: Generation) -> LaunchRequest:
         return LaunchRequest(

@@ -53,6 +53,7 @@ def transition(job: Job, happened: Input, *, now: datetime) -> Transition:
         case Submitted():
             if _is_current(job, happened.generation, GenerationState.GRANTED):
                 draft.generation(state=GenerationState.SUBMITTED)
+                draft.wait(_starts(draft.job.current))  # Ray may have refused it before: the job said so
         case Reported():
             _reported(draft, happened.report)
         case Lost():
@@ -79,7 +80,7 @@ def _is_current(job: Job, number: int, *states: GenerationState) -> bool:
 
 def _is_open(job: Job, number: int) -> bool:
     """The generation is the newest one, and more is expected of it."""
-    return _is_current(job, number, GenerationState.GRANTED, GenerationState.SUBMITTED)
+    return job.current is not None and job.current.number == number and job.current.is_awaited
 
 
 def _granted(draft: "_Draft", grant: Granted) -> None:
@@ -96,7 +97,12 @@ def _granted(draft: "_Draft", grant: Granted) -> None:
     )
     draft.tell(EventKind.GRANTED, f"generation {number} gets {gang}", world_size=gang.workers)
     state = JobState.STARTING if job.state is JobState.QUEUED else job.state
-    draft.to(state, f"generation {number} starts with {gang}")
+    draft.to(state, _starts(draft.job.current))
+
+
+def _starts(generation: Generation | None) -> str:
+    assert generation is not None
+    return f"generation {generation.number} starts with {generation.gang}"
 
 
 def _reported(draft: "_Draft", report: Report) -> None:
