@@ -166,7 +166,7 @@ class Controller:
     def _note_trouble(self, job: Job, error: Exception) -> None:
         logger.exception("job %s: unexpected error", job.id)
         count = self._trouble[job.id].count + 1 if job.id in self._trouble else 1
-        pause = min(2.0 ** (count - 1), _ERROR_PAUSE_LIMIT_SECONDS)
+        pause = min(2.0 ** min(count - 1, 10), _ERROR_PAUSE_LIMIT_SECONDS)
         self._trouble[job.id] = _Trouble(count=count, retry_at=self._monotonic() + pause)
         if count >= ERROR_LIMIT:
             self._apply(job, Broken(reason=f"{type(error).__name__}: {error}"))

@@ -104,8 +104,11 @@ def test_a_job_that_ray_does_not_take_says_so_and_holds_up_nobody(yard, unavaila
     refused, healthy = yard.submit(), yard.submit()
     submit = yard.ray.submit
 
+    tokens = set()
+
     def refuse_one(request, **arguments):
         if request.job_id == refused:
+            tokens.add(arguments["report_token"])
             raise unavailable
         submit(request, **arguments)
 
@@ -121,6 +124,8 @@ def test_a_job_that_ray_does_not_take_says_so_and_holds_up_nobody(yard, unavaila
     yard.ray.submit = submit
     yard.controller.tick()
     assert yard.job(refused).current.state is GenerationState.SUBMITTED
+    assert yard.job(refused).reason == "generation 1 starts with 1 worker x 1 CPU"
+    assert tokens == {yard.ray.submitted[f"{refused}-1"][1]}, "a token is stored once, not at every try"
 
 
 def test_a_lost_driver_becomes_a_new_generation_after_its_lease(yard) -> None:
@@ -158,6 +163,17 @@ def test_the_driver_of_an_older_generation_is_told_to_stop_and_changes_nothing(y
     late = yard.report(job_id, "finished", step=200, generation=1, result=make.result())
     assert (late.action, late.generation) == ("stop", 2)
     assert yard.job(job_id).state is JobState.RECOVERING
+
+
+def test_a_driver_that_was_given_up_is_told_to_stop_before_another_takes_over(yard) -> None:  # B114
+    job_id = yard.running()
+    yard.ray.end(f"{job_id}-1", RayJobState.FAILED, "the supervisor died")
+    yard.ray.held[f"{job_id}-1"] = ["actor Relay (ALIVE)"]
+    yard.controller.tick()
+    assert yard.job(job_id).generation == 1
+    late = yard.report(job_id, "running", step=9)
+    assert (late.action, late.generation) == ("stop", 1)
+    assert "generation 1 was given up" in late.reason
 
 
 def test_a_cluster_that_was_replaced_restarts_every_open_job_and_no_other(yard) -> None:  # B115
@@ -370,6 +386,22 @@ def test_errors_come_further_and_further_apart(yard) -> None:  # B123
     assert yard.job(job_id).state is JobState.STARTING, (
         f"{ERROR_LIMIT} errors are minutes apart, not one minute"
     )
+
+
+def test_an_error_that_goes_on_for_days_never_costs_the_other_jobs_their_ticks(yard) -> None:  # B123
+    yard.running()
+    yard.ray.before_status = _raise_always
+    for _ in range(1100):
+        yard.clock.pass_(61)
+        yard.controller.tick()
+    yard.ray.before_status = lambda: None
+    healthy = yard.submit()
+    yard.ticks(2)
+    assert f"{healthy}-1" in yard.ray.submitted
+
+
+def _raise_always() -> None:
+    raise ValueError("bookkeeping")
 
 
 def test_the_loop_outlives_a_tick_that_fails(yard) -> None:
