@@ -52,7 +52,7 @@ def place(spec: JobSpec, roots: Roots, *, source: str) -> Placed:
 
 def _resolve(path: str, value: str, roots: Roots, source: str, problems: list[Problem]) -> Path:
     """Return the absolute path, links followed; adds a problem where it is not one that a job may use."""
-    if "\0" in value or not value.strip():
+    if not value.strip():
         problems.append(_problem(path, repr(value), "is not a path", source))
         return roots.storage
     if _SCHEME.match(value):

@@ -3,6 +3,7 @@
 Nothing is constructed from tags, anchors are refused (no expansion), and no step recurses with the input.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -28,6 +29,9 @@ from orchestrator.spec.tree import Entry, Mapping, Mark, Node, Scalar, Sequence
 SIZE_LIMIT_BYTES: Final = 256 * 1024
 DEPTH_LIMIT: Final = 32
 NODE_LIMIT: Final = 10_000
+_NO_TEXT: Final = re.compile(
+    "[\0\ud800-\udfff]"
+)  # what escapes can say and no file, program or encoding takes
 
 
 def read(text: str | bytes, *, source: str) -> Node | None:
@@ -124,6 +128,10 @@ class _Reader:
                 self.stack.pop()
             case ScalarEvent():
                 self._check(event, mark)
+                if _NO_TEXT.search(event.value):
+                    raise _refusal(
+                        mark, "", "this text holds a NUL or half a character", remedy="leave it out"
+                    )
                 self._scalar(event, mark)
             case _:
                 pass  # stream and document ends

@@ -186,6 +186,12 @@ def _rule(found: Found, error: ErrorDetails) -> tuple[str, str]:
             return "is not a finite number", ""
         case "bool_type" | "bool_parsing":
             return "is not `true` or `false`", ""
+        case "tuple_type":
+            return "is not a list", ""
+        case "too_long":
+            return f"holds more than {context['max_length']} values", ""
+        case "dict_type":
+            return "is not a mapping", "write `{KEY: value}`"
         case "string_type":
             return "is not text", f'put it in quotes: "{as_written(found.node)}"'
         case "string_pattern_mismatch" | "string_too_long":

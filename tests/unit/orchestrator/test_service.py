@@ -56,7 +56,7 @@ def test_validate_fills_in_every_default_and_submits_nothing(yard) -> None:
         ("checkpoint: {storage_path: 's3://bucket/x'}", "is a URL"),
         ("checkpoint: {storage_path: 'file:///etc'}", "is a URL"),
         ("checkpoint: {storage_path: 'simplecache::http://x/y'}", "is a URL"),
-        ('checkpoint: {storage_path: "a\\0b"}', "is not a path"),
+        ('checkpoint: {storage_path: "a\\0b"}', "this text holds a NUL"),
         ("checkpoint: {storage_path: ''}", "is not a path"),
     ],
 )

@@ -127,6 +127,31 @@ def test_tags_are_refused_and_construct_nothing(text: str) -> None:  # B143
     assert "tags are not allowed" in str(refusal(text))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        r'runtime: {env: {A: "\ud800"}}',
+        r'runtime: {env: {A: "\0"}}',
+        r'runtime: {working_dir: "/\udfff"}',
+        r'"\ud800": 1',
+    ],
+)
+def test_what_no_file_name_or_environment_can_hold_is_refused_in_its_line(line: str) -> None:  # B144
+    assert "job.yaml:3: this text holds a NUL or half a character" in str(refusal(BASE + line))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("train: {optimizer: {betas: 0.9}}", "train.optimizer.betas: 0.9 is not a list"),
+        ("train: {optimizer: {betas: [0.9, 0.9, 0.9]}}", "betas: [0.9, 0.9, 0.9] holds more than 2 values"),
+        ("runtime: {env: 5}", "runtime.env: 5 is not a mapping"),
+    ],
+)
+def test_a_value_of_the_wrong_shape_is_told_in_the_words_of_the_file(line: str, message: str) -> None:
+    assert message in str(refusal(BASE + line))
+
+
 def test_anchors_cannot_multiply() -> None:
     bomb = "a: &a [x, x]\nb: &b [*a, *a]\n"
     assert "anchors are not allowed" in str(refusal(bomb))
