@@ -16,7 +16,7 @@ from orchestrator.cli.command import FileArgument, JobArgument, JsonFlag, SetOpt
 from orchestrator.cli.connect import connected
 from orchestrator.cli.exit_code import CliError, ExitCode
 from orchestrator.cli.follow import Follower, result_code
-from orchestrator.cli.job_file import JobFile, anchor_paths, read_job_file
+from orchestrator.cli.job_file import JobFile, anchor_paths, quoted, read_job_file
 from orchestrator.cli.local_run import run_local
 from orchestrator.cli.pictures.job_list import job_table
 from orchestrator.cli.pictures.job_page import job_page, training_facts
@@ -61,7 +61,7 @@ def submit(
     With --follow, Ctrl-C ends the looking, not the job.
     """
     screen = Screen(as_json=as_json)
-    named = [f"name={name}"] if name else []
+    named = [f"name={quoted(name)}"] if name else []
     widths = [f"scaling.num_workers={local}"] if local else []
     job_file = read_job_file(file, [*overrides, *named, *widths])
     spec = job_file.parse()

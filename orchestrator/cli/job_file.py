@@ -1,5 +1,6 @@
 """A job file as the user wrote it: read, checked before anything is sent, its relative paths made whole."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -69,23 +70,28 @@ def read_job_file(path: str, overrides: Sequence[str]) -> JobFile:
 def anchor_paths(job_file: JobFile, spec: JobSpec, directory: Path) -> JobFile:
     """Make relative paths absolute, from the job file's own directory: the service stands somewhere else.
 
-    `runtime.working_dir`; and `data.path`, unless a working_dir is shipped, which it then lies in.
+    So are those that begin with `~`: it is the home of whoever submits.
     """
     added = []
-    if spec.runtime.working_dir is not None and not Path(spec.runtime.working_dir).expanduser().is_absolute():
-        added.append(f"runtime.working_dir={_quoted(directory / spec.runtime.working_dir)}")
-    if spec.data.kind != "task" and spec.runtime.working_dir is None and _is_relative(spec.data.path):
-        added.append(f"data.path={_quoted(directory / spec.data.path)}")
+    if spec.runtime.working_dir is not None and not Path(spec.runtime.working_dir).is_absolute():
+        added.append(f"runtime.working_dir={_anchored(directory, spec.runtime.working_dir)}")
+    if spec.data.kind != "task" and _is_relative(spec.data.path):
+        added.append(f"data.path={_anchored(directory, spec.data.path)}")
     return replace(job_file, anchored=tuple(added))
 
 
 def _is_relative(path: str) -> bool:
-    return path != "python-stdlib" and "://" not in path and not Path(path).expanduser().is_absolute()
+    return path != "python-stdlib" and "://" not in path and not Path(path).is_absolute()
 
 
-def _quoted(path: Path) -> str:
-    """Write a path as a YAML scalar that is read back as it is, whatever it holds."""
-    return "'" + str(path.resolve()).replace("'", "''") + "'"
+def _anchored(directory: Path, path: str) -> str:
+    # os.path's own: a `~nobody` that is no user's stays a name, where pathlib would raise
+    return quoted(str((directory / os.path.expanduser(path)).resolve()))  # noqa: PTH111
+
+
+def quoted(text: str) -> str:
+    """Write text as a YAML scalar that is read back as it is, whatever it holds."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _head_of(path: Path) -> bytes:

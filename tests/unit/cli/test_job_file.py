@@ -83,12 +83,30 @@ def test_a_working_dir_is_made_absolute(tmp_path: Path) -> None:
     assert anchor_paths(given, given.parse(), tmp_path).parse().runtime.working_dir == str(tmp_path / "src")
 
 
-@pytest.mark.parametrize("path", ["python-stdlib", "/data/corpus", "~/corpus"])
+@pytest.mark.parametrize("path", ["python-stdlib", "/data/corpus", "s3://bucket/x"])
 def test_paths_that_are_whole_stay_as_they_are(tmp_path: Path, path: str) -> None:
     given = job_file(TEXT, f"data.path={path}")
     assert anchor_paths(given, given.parse(), tmp_path) == given
 
 
-def test_data_beside_a_shipped_working_dir_lies_in_it(tmp_path: Path) -> None:
+def test_data_beside_a_shipped_working_dir_is_that_of_the_job_file_too(tmp_path: Path) -> None:
     given = job_file(TEXT, "data.path=corpus", "runtime.working_dir=/src")
-    assert anchor_paths(given, given.parse(), tmp_path) == given
+    spec = anchor_paths(given, given.parse(), tmp_path).parse()
+    assert spec.data.kind == "text"
+    assert spec.data.path == str(tmp_path / "corpus")
+
+
+def test_the_home_of_whoever_submits_is_meant_not_that_of_the_service(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "ada"))
+    given = job_file(TEXT, "data.path=~/corpus", "runtime.working_dir=~/code")
+    spec = anchor_paths(given, given.parse(), tmp_path).parse()
+    assert spec.data.kind == "text"
+    assert spec.data.path == str(tmp_path / "ada" / "corpus")
+    assert spec.runtime.working_dir == str(tmp_path / "ada" / "code")
+
+
+def test_a_tilde_of_no_user_is_a_name_like_others(tmp_path: Path) -> None:
+    given = job_file(TEXT, "data.path=~nobody-of-this-name/corpus")
+    spec = anchor_paths(given, given.parse(), tmp_path).parse()
+    assert spec.data.kind == "text"
+    assert spec.data.path == str(tmp_path / "~nobody-of-this-name" / "corpus")
