@@ -148,7 +148,7 @@ class LiveYard:
         assert self.yard is not None
         assert self.yard.cluster is not None
         found = [p for p in family(self.yard.cluster.ray.mark) if job.id in _environment_of(p)]
-        return [p for p in found if not _is_rays_timer(p)]
+        return [p for p in found if not _is_rays_own(p)]
 
     def kill_rank(self, job: JobView, rank: int) -> None:
         """SIGKILL a rank of the newest round."""
@@ -170,11 +170,16 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _is_rays_timer(process: psutil.Process) -> bool:
-    """Whether it is the `sleep 1` of the shell with which Ray watches an entrypoint: it ends by itself within 1 s."""
+def _is_rays_own(process: psutil.Process) -> bool:
+    """Whether it serves more than the job: Ray Train's coordinator, made in the environment of the first job to train.
+
+    Or the `sleep 1` of the shell with which Ray watches an entrypoint, which ends by itself within 1 s.
+    """
     try:
-        return process.cmdline() == ["sleep", "1"]
-    except psutil.Error:
+        return (
+            process.cmdline()[:2] == ["sleep", "1"] or "_AutoscalingCoordinatorActor" in process.cmdline()[0]
+        )
+    except (psutil.Error, IndexError):
         return True
 
 

@@ -13,7 +13,9 @@ def cancel(yard: LiveYard, job):
         client.cancel(job.id, by="a test")
     ended = yard.finish(job, seconds=60)
     assert ended.state == "cancelled", ended.reason
-    assert yard.processes_of(job) == []  # said only when it is true
+    left = yard.processes_of(job)
+    assert [p for p in left if "JobSupervisor" not in p.name()] == []  # said only when it is true
+    wait_until(lambda: yard.processes_of(job) == [], "Ray's own watcher is gone, too", seconds=10)
     return ended
 
 
