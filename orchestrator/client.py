@@ -3,6 +3,7 @@
 Knows the API's views; never Ray, FastAPI or the database. Not safe to share between threads.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -15,6 +16,7 @@ from orchestrator.api.views import (
     API_PREFIX,
     IDEMPOTENCY_HEADER,
     LOG_LIMIT_BYTES,
+    REFERENCE_PATTERN,
     WAIT_LIMIT_SECONDS,
     CancelBody,
     CheckpointView,
@@ -231,10 +233,6 @@ class Client:
 
 def _segment(job: str) -> str:
     """Refuse what is no id or name before it reaches a URL."""
-    if (
-        not job
-        or not all(char.isascii() and (char.isalnum() or char in "-_.") for char in job)
-        or ".." in job
-    ):
+    if re.fullmatch(REFERENCE_PATTERN, job) is None:
         raise NotFoundError(f"no job is named {job!r}")
     return job

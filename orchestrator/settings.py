@@ -87,7 +87,7 @@ class Settings(Strict):
 
     @property
     def storage_dir(self) -> Path:
-        """Where run directories lie, absolute: the only root under which jobs write."""
+        """Where run directories lie, absolute, unless a job file names a place under an allowed root."""
         return (self.storage_root or self.home_dir / "storage").expanduser().absolute()
 
 

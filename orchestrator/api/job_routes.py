@@ -13,6 +13,7 @@ from orchestrator.api.views import (
     API_PREFIX,
     IDEMPOTENCY_HEADER,
     PAGE_LIMIT,
+    REFERENCE_PATTERN,
     CancelBody,
     JobPage,
     JobView,
@@ -23,11 +24,10 @@ from orchestrator.job import JobState
 from orchestrator.job_queries import JobQuery
 from workers.contract.base import Strict
 
-SUBMIT_LIMIT_BYTES: Final = 4 << 20  # a job file is at most 1 MiB; JSON escapes and overrides come on top
+SUBMIT_LIMIT_BYTES: Final = 4 << 20  # a job file is at most 256 KiB; JSON escapes and overrides come on top
 MAX_NUMBER: Final = 2**53  # what every JSON reader can hold
 
-# An id or a name; both are made of these, so nothing else reaches the store or a path.
-JobRef = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,79}$")]
+JobRef = Annotated[str, Path(pattern=REFERENCE_PATTERN)]
 
 router = APIRouter(prefix=API_PREFIX, tags=["jobs"], dependencies=[AdminDep])
 

@@ -15,6 +15,8 @@ from workers.contract.failure import Verdict
 from workers.contract.restart import Counters
 
 API_PREFIX: Final = "/api/v1"
+# An id or a name; both are made of these, so nothing else reaches a URL, the store or a path.
+REFERENCE_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,79}$"
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 WAIT_LIMIT_SECONDS: Final = 30.0  # the longest that one request for events waits for a new one
 PAGE_LIMIT: Final = 1000  # rows that one answer holds at most

@@ -4,7 +4,7 @@ Following changes nothing: Ctrl-C ends the looking, the job goes on.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -42,14 +42,21 @@ class LogTail:
     offsets: dict[str, int] = field(default_factory=dict)
     partial: dict[str, str] = field(default_factory=dict)
 
-    def read(self, client: Client, job_id: str) -> list[tuple[LogView, str]]:
-        """Whole new lines of the logs that are wanted, each with its log."""
-        return [
-            (log, line)
-            for log in client.logs(job_id)
-            if self.wants(log) and log.size_bytes > self.offsets.get(log.label, 0)
-            for line in self._new_lines(client, job_id, log)
-        ]
+    def read(self, client: Client, job_id: str) -> Iterator[tuple[LogView, str]]:
+        """Whole new lines of the logs that are wanted, each with its log; those of one before the next is asked for."""
+        for log in client.logs(job_id):
+            if self.wants(log) and log.size_bytes > self.offsets.get(log.label, 0):
+                yield from ((log, line) for line in self._new_lines(client, job_id, log))
+
+    def rest(self, client: Client, job_id: str) -> Iterator[tuple[LogView, str]]:
+        """All that is left of logs that grow no more, a last line without its end too."""
+        for log in filter(self.wants, client.logs(job_id)):
+            read_to = -1
+            while read_to < self.offsets.get(log.label, 0) < log.size_bytes:
+                read_to = self.offsets.get(log.label, 0)
+                yield from ((log, line) for line in self._new_lines(client, job_id, log))
+            if last := self.partial.pop(log.label, ""):
+                yield log, last
 
     def _new_lines(self, client: Client, job_id: str, log: LogView) -> list[str]:
         offset = self.offsets.get(log.label, 0)
@@ -115,15 +122,21 @@ class Follower:
         for event in page.events:
             self._tell_event(event)
             self._after = event.cursor
-        for log, line in self._tail.read(self.client, self.job.id):
-            self.screen.show_line(log_line(f"rank {log.rank}" if log.rank is not None else log.label, line))
+        self._tell_lines(self._tail.read(self.client, self.job.id))
         self._tell_progress()
         if self._on_look is not None:
             self._on_look(self.job, self.samples)
         if not self.job.is_terminal:
             return False
         self._looks_after_end += had_ended and not page.events
-        return page.is_complete or self._looks_after_end >= LOOKS_AFTER_END
+        is_complete = page.is_complete or self._looks_after_end >= LOOKS_AFTER_END
+        if is_complete:
+            self._tell_lines(self._tail.rest(self.client, self.job.id))
+        return is_complete
+
+    def _tell_lines(self, lines: Iterable[tuple[LogView, str]]) -> None:
+        for log, line in lines:
+            self.screen.show_line(log_line(f"rank {log.rank}" if log.rank is not None else log.label, line))
 
     def _tell_event(self, event: EventView) -> None:
         self.screen.emit(event)

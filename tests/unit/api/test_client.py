@@ -114,7 +114,26 @@ def test_a_proxy_of_the_environment_never_sees_the_token(monkeypatch: pytest.Mon
             proxy.accept()
 
 
-@pytest.mark.parametrize("name", ["", "..", "../jobs", "a/b", "a%2fb", "a?b", "a#b", "é", "a\nb", "a\x00"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "..",
+        "../jobs",
+        "a/b",
+        "a%2fb",
+        "a?b",
+        "a#b",
+        "é",
+        "a\nb",
+        "a\x00",
+        "my.job",
+        "_x",
+        "-x",
+        "x\n",
+        "x" * 81,
+    ],
+)
 def test_what_is_no_id_or_name_never_reaches_a_url(name: str) -> None:
     def refuse(request: httpx.Request) -> httpx.Response:
         raise AssertionError(f"{request.url} was called")

@@ -12,7 +12,7 @@ from orchestrator.cli import follow
 from orchestrator.cli.exit_code import CliError, ExitCode
 from orchestrator.cli.follow import Follower, LogTail, result_code
 from orchestrator.cli.screen import Screen
-from orchestrator.client import Client
+from orchestrator.client import Client, UnreachableError
 
 MakeScreen = Callable[..., Screen]
 MakeJob = Callable[..., JobView]
@@ -26,11 +26,14 @@ class Script:
         self.logs = {"1/0/0/0": b"hello\nhal", "1/0/0/1": b"progress 10%\rprogress 20%\rdone\n"}
         self.stages = [8, 14, len(events)]
         self.failures = 0
+        self.silent: str | None = None  # the path that does not answer
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path.removeprefix("/api/v1/jobs/j-7f3k2m9q").removeprefix("/")
         if self.failures and path == "events":
             self.failures -= 1
+            raise httpx.ConnectError("refused")
+        if path == self.silent:
             raise httpx.ConnectError("refused")
         return httpx.Response(200, json=self._answer(path, request.url.params))
 
@@ -56,8 +59,9 @@ class Script:
             case ["logs", *name]:
                 data = self.logs["/".join(name)]
                 offset = int(params["offset"])
-                text = data[offset:].decode(errors="replace")
-                return {"text": text, "offset": offset, "next_offset": len(data), "size_bytes": len(data)}
+                part = data[offset : offset + int(params["limit"])]
+                end = offset + len(part)
+                return {"text": part.decode(), "offset": offset, "next_offset": end, "size_bytes": len(data)}
             case _:
                 raise AssertionError(path)
 
@@ -118,7 +122,33 @@ def test_a_line_that_ends_later_is_told_then(client: Client, script: Script) -> 
     assert "hello" in [line for _, line in tail.read(client, "j-7f3k2m9q")]
     script.logs["1/0/0/0"] += b"f a line\n"
     assert [line for _, line in tail.read(client, "j-7f3k2m9q")] == ["half a line"]
-    assert tail.read(client, "j-7f3k2m9q") == []
+    assert list(tail.read(client, "j-7f3k2m9q")) == []
+
+
+def test_what_is_left_at_the_end_is_told_however_much_and_without_a_last_newline(
+    client: Client, script: Script, screen: MakeScreen, job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "LOG_BYTES_A_LOOK", 64)
+    script.logs["1/0/0/0"] = b"step\n" * 500 + b"the last word"
+    shown = screen()
+    Follower(client, shown, job()).run()
+    told = output(shown)
+    assert told.count("rank 0 │ step") == 500
+    assert "rank 0 │ the last word" in told
+
+
+def test_lines_that_were_read_are_told_though_the_next_log_does_not_answer(
+    client: Client, script: Script
+) -> None:
+    tail, told = LogTail(), []
+    del script.logs["1/0/0/1"]
+    script.logs |= {"1/0/0/0": b"first\n", "1/0/0/1": b"second\n"}
+    script.silent = "logs/1/0/0/1"
+    with pytest.raises(UnreachableError):
+        told.extend(line for _, line in tail.read(client, "j-7f3k2m9q"))
+    script.silent = None
+    told.extend(line for _, line in tail.read(client, "j-7f3k2m9q"))
+    assert told == ["first", "second"]
 
 
 def test_json_is_one_event_a_line_and_nothing_else(client: Client, screen: MakeScreen, job: MakeJob) -> None:
