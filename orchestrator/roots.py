@@ -1,15 +1,16 @@
 """Where a job may read and write: paths of a job file, made absolute and held under the allowed roots."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Final
 
 from orchestrator.errors import Problem, SpecError
 from orchestrator.spec.model import JobSpec
 from orchestrator.working_dir import WorkingDirError, check
-from workers.contract.config import TaskData
+from workers.contract.config import paths_of
 
 STANDARD_LIBRARY: Final = "python-stdlib"  # names the interpreter's own library, not a path
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # s3://, file:/etc, simplecache::http://
@@ -35,10 +36,11 @@ def place(spec: JobSpec, roots: Roots, *, source: str) -> Placed:
     """Make every path absolute. Raises SpecError for one that leaves the roots, and for code that cannot be shipped."""
     problems: list[Problem] = []
     storage_dir = _resolve("checkpoint.storage_path", spec.checkpoint.storage_path, roots, source, problems)
-    data = spec.data
-    if not isinstance(data, TaskData) and data.path != STANDARD_LIBRARY:
-        path = _resolve("data.path", data.path, roots, source, problems)
-        data = data.model_copy(update={"path": str(path)})
+    placed = {
+        place: str(_resolve(place, path, roots, source, problems))
+        for place, path in paths_of(spec).items()
+        if path != STANDARD_LIBRARY
+    }
     if spec.runtime.working_dir is not None:
         try:
             check(Path(spec.runtime.working_dir))
@@ -47,7 +49,16 @@ def place(spec: JobSpec, roots: Roots, *, source: str) -> Placed:
             problems.append(_problem("runtime.working_dir", "", rule, source))
     if problems:
         raise SpecError(problems)
-    return Placed(spec=spec.model_copy(update={"data": data}), storage_dir=storage_dir)
+    return Placed(spec=_with_paths(spec, placed), storage_dir=storage_dir)
+
+
+def _with_paths(spec: JobSpec, paths: Mapping[str, str]) -> JobSpec:
+    """Return the job file with other paths at the named places; what nobody wrote stays unwritten."""
+    content = spec.model_dump(mode="json", exclude_unset=True)
+    for place, path in paths.items():
+        *parents, key = place.split(".")
+        reduce(lambda section, name: section[name], parents, content)[key] = path
+    return JobSpec.model_validate(content)
 
 
 def _resolve(path: str, value: str, roots: Roots, source: str, problems: list[Problem]) -> Path:

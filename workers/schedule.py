@@ -21,9 +21,17 @@ def learning_rate(step: int, train: Train) -> float:
             left = 1.0 - _decayed(step, train)
         case "cosine":
             left = 0.5 * (1.0 + math.cos(math.pi * _decayed(step, train)))
+        case "wsd":
+            left = min(1.0, (train.steps - 1 - step) / _decay_steps(train))
         case _:
             assert_never(schedule.name)
     return peak * (schedule.min_ratio + (1.0 - schedule.min_ratio) * left)
+
+
+def _decay_steps(train: Train) -> int:
+    """Return how many of the last steps of `wsd` lie below the full rate; never those of the warm-up."""
+    asked = train.schedule.decay_steps or max(1, train.steps // 10)
+    return max(1, min(asked, train.steps - 1 - train.schedule.warmup_steps))
 
 
 def _decayed(step: int, train: Train) -> float:

@@ -12,6 +12,7 @@ from orchestrator.cli.wording import plural
 from orchestrator.errors import SpecError
 from orchestrator.spec import parse_spec
 from orchestrator.spec.model import JobSpec
+from workers.contract.config import paths_of
 
 MAX_BYTES: Final = 1 << 20
 
@@ -75,8 +76,11 @@ def anchor_paths(job_file: JobFile, spec: JobSpec, directory: Path) -> JobFile:
     added = []
     if spec.runtime.working_dir is not None and not Path(spec.runtime.working_dir).is_absolute():
         added.append(f"runtime.working_dir={_anchored(directory, spec.runtime.working_dir)}")
-    if spec.data.kind != "task" and _is_relative(spec.data.path):
-        added.append(f"data.path={_anchored(directory, spec.data.path)}")
+    added += [
+        f"{place}={_anchored(directory, path)}"
+        for place, path in paths_of(spec).items()
+        if _is_relative(path)
+    ]
     return replace(job_file, anchored=tuple(added))
 
 

@@ -4,27 +4,73 @@ Defaults live here and nowhere else. What a later version brings is refused by n
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from workers.contract.base import Strict
+from workers.contract.data_config import (
+    BpeTokenizer,
+    BytesTokenizer,
+    DataConfig,
+    FileTokenizer,
+    JsonlData,
+    MixtureData,
+    ParquetData,
+    Source,
+    TaskData,
+    TextData,
+    TokenData,
+    Tokenizer,
+    TokensData,
+    Validation,
+    data_paths,
+)
+from workers.contract.engine_config import Engine, Offload, Prefetch
+from workers.contract.model_config import EnvironmentName, HfModel, LlamaModel, LlamaSize, Lora, TaskModel
+from workers.contract.numbers import NonNegativeInt, PositiveInt
+from workers.contract.train_config import Batch, LossScale, Optimizer, Precision, Schedule, Train
 
+__all__ = [
+    "NOT_YET",
+    "Batch",
+    "BpeTokenizer",
+    "BytesTokenizer",
+    "Checkpoint",
+    "DataConfig",
+    "Engine",
+    "Failure",
+    "FileTokenizer",
+    "HfModel",
+    "JsonlData",
+    "LlamaModel",
+    "LlamaSize",
+    "Lora",
+    "LossScale",
+    "MixtureData",
+    "Offload",
+    "Optimizer",
+    "ParquetData",
+    "Precision",
+    "Prefetch",
+    "Runtime",
+    "Scaling",
+    "Schedule",
+    "Source",
+    "TaskData",
+    "TaskModel",
+    "TextData",
+    "TokenData",
+    "Tokenizer",
+    "TokensData",
+    "Train",
+    "TrainingConfig",
+    "Validation",
+    "Width",
+    "paths_of",
+]
 
-def _refuse_bool(value: object) -> object:
-    """Keep `lr: true` from being read as 1.0."""
-    if isinstance(value, bool):
-        raise ValueError("is not a number")
-    return value
-
-
-COUNT_LIMIT: Final = 10**9  # so that a product of two counts fits 64 bits
 WORKER_LIMIT: Final = 4096
-PositiveInt = Annotated[int, Field(gt=0, le=COUNT_LIMIT, strict=True)]
-NonNegativeInt = Annotated[int, Field(ge=0, le=COUNT_LIMIT, strict=True)]
-PositiveFloat = Annotated[float, BeforeValidator(_refuse_bool), Field(gt=0)]
-NonNegativeFloat = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=0)]
-Ratio = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=0, le=1)]
 
 # Keys and values that the design names and this version does not have: path -> value (or "*") -> remedy.
 NOT_YET: Final[Mapping[str, Mapping[str, str]]] = {
@@ -32,9 +78,13 @@ NOT_YET: Final[Mapping[str, Mapping[str, str]]] = {
     "data.kind": {
         "jsonl": "use `text` or `tokens`",
         "parquet": "use `text` or `tokens`",
+        "mixture": "use `text` or `tokens`",
         "hf": "use `text` or `tokens`",
     },
     "data.tokenizer": {"bpe": "use `bytes`"},
+    "data.attention": {"within": "leave it out: a window is one stream"},
+    "validation": {"*": "leave it out: nothing is kept out of training"},
+    "engine.shard_group_size": {"*": "leave it out: all ranks are one group"},
     "engine.kind": {"deepspeed": "use `fsdp` or `ddp`", "auto": "name the engine: `fsdp` or `ddp`"},
     "engine.zero_stage": {"auto": "name the stage: 3 (or 2) for `fsdp`, 0 for `ddp`"},
     "engine.offload": {"*": "leave it out: state stays on the device"},
@@ -46,140 +96,6 @@ NOT_YET: Final[Mapping[str, Mapping[str, str]]] = {
     "failure.on_nan": {"rollback": "use `fail`", "skip": "use `fail`"},
     "queue.preemptible": {"True": "leave it out: this version admits first come, first served"},
 }
-
-
-class LlamaModel(Strict):
-    """A Llama-style decoder. `size` gives the dimensions; each one below overrides it."""
-
-    kind: Literal["llama"] = "llama"
-    size: Literal["nano", "tiny", "small", "20m"] = "tiny"
-    vocab_size: PositiveInt | None = None  # None: what the tokenizer needs
-    hidden_size: PositiveInt | None = None
-    intermediate_size: PositiveInt | None = None
-    num_layers: PositiveInt | None = None
-    num_heads: PositiveInt | None = None
-    num_kv_heads: PositiveInt | None = None
-    rope_theta: PositiveFloat = 10_000.0
-    norm_eps: PositiveFloat = 1e-5
-    tie_embeddings: bool = True
-
-
-class TaskModel(Strict):
-    """The user's own code: `target` names a callable, `module:attribute`, that returns a `workers.models.Task`."""
-
-    kind: Literal["task"]
-    target: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
-    args: Mapping[str, Any] = Field(default_factory=dict)
-
-
-class TextData(Strict):
-    """Files of text, tokenized once into a cache keyed by their content."""
-
-    kind: Literal["text"]
-    path: str  # a directory or a file; `python-stdlib` names the running interpreter's own library
-    pattern: str = "*.py"
-    tokenizer: Literal["bytes"] = "bytes"
-    seq_len: PositiveInt = 256
-
-
-class TokensData(Strict):
-    """Token files that `shardyard-worker data prepare` wrote."""
-
-    kind: Literal["tokens"]
-    path: str
-    seq_len: PositiveInt = 256
-
-
-class TaskData(Strict):
-    """The task of `model.kind: task` brings its own samples."""
-
-    kind: Literal["task"]
-
-
-class Batch(Strict):
-    """The global batch, in sequences: it never changes, whatever the world size; accumulation is derived."""
-
-    global_sequences: PositiveInt = 32
-    micro: PositiveInt | Literal["auto"] = "auto"  # sequences per rank and forward; auto: at most 8
-
-
-class Optimizer(Strict):
-    """AdamW or SGD (momentum in `betas[0]`)."""
-
-    name: Literal["adamw", "sgd"] = "adamw"
-    lr: PositiveFloat = 3e-4
-    weight_decay: NonNegativeFloat = 0.1
-    betas: tuple[NonNegativeFloat, NonNegativeFloat] = (0.9, 0.95)
-    eps: PositiveFloat = 1e-8
-
-    @model_validator(mode="after")
-    def _betas_below_one(self) -> Self:
-        if max(self.betas) >= 1:
-            raise ValueError(f"betas must be below 1, not {list(self.betas)}")
-        return self
-
-
-class Schedule(Strict):
-    """Learning rate over steps: linear warm-up, then cosine or linear decay to `min_ratio`, or constant."""
-
-    name: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_steps: NonNegativeInt = 20
-    min_ratio: Ratio = 0.1
-
-
-class Precision(Strict):
-    """Dtypes of compute (`params`), of the optimizer's copy (`master`) and of gradient reduction."""
-
-    params: Literal["fp32", "bf16"] = "bf16"
-    master: Literal["fp32"] = "fp32"
-    reduce: Literal["fp32", "bf16"] = "fp32"
-
-
-class Train(Strict):
-    """How long, on what batch, by which rule."""
-
-    steps: PositiveInt = 200
-    batch: Batch = Batch()
-    optimizer: Optimizer = Optimizer()
-    schedule: Schedule = Schedule()
-    precision: Precision = Precision()
-    grad_clip: PositiveFloat | None = 1.0
-    seed: NonNegativeInt = 0
-    log_every_steps: PositiveInt = 1
-
-
-class Prefetch(Strict):
-    """Layers fetched ahead in each direction; backward 1 is what FSDP1 called BACKWARD_PRE."""
-
-    forward: NonNegativeInt = 1
-    backward: NonNegativeInt = 1
-
-
-class Engine(Strict):
-    """Who shards what. Stage 0 is `ddp`; stages 2 and 3 are `fsdp`."""
-
-    kind: Literal["ddp", "fsdp"] = "fsdp"
-    zero_stage: Annotated[int, Field(ge=0, le=3, strict=True)] | None = None  # None: 3 for fsdp, 0 for ddp
-    prefetch: Prefetch = Prefetch()
-    activation_checkpointing: Literal["none", "full"] = "none"
-    compile: Literal[False] = False
-
-    @property
-    def stage(self) -> int:
-        """The ZeRO stage in force, the default of the kind filled in."""
-        return self.zero_stage if self.zero_stage is not None else {"ddp": 0, "fsdp": 3}[self.kind]
-
-    @model_validator(mode="after")
-    def _stage_fits_kind(self) -> Self:
-        if self.kind == "ddp" and self.stage != 0:
-            raise ValueError(f"zero_stage {self.stage} needs `kind: fsdp`; ddp shards nothing and is stage 0")
-        if self.kind == "fsdp" and self.stage == 0:
-            raise ValueError("zero_stage 0 shards nothing: use `kind: ddp`")
-        if self.kind == "fsdp" and self.stage == 1:
-            raise ValueError(
-                "fsdp has no stage 1 (optimizer state only): use zero_stage 2, or 3 for the least memory"
-            )
-        return self
 
 
 class Width(Strict):
@@ -240,17 +156,16 @@ class Failure(Strict):
 class Runtime(Strict):
     """What the ranks need around them. Values of `env` are visible to whoever sees the job: no secrets."""
 
-    env: Mapping[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
-        default_factory=dict
-    )
+    env: Mapping[EnvironmentName, str] = Field(default_factory=dict)
     working_dir: str | None = None  # a directory that is shipped to every node and put on sys.path
 
 
 class TrainingConfig(Strict):
     """Everything a rank needs to know of a job. `model` and `data` have no default."""
 
-    model: Annotated[LlamaModel | TaskModel, Field(discriminator="kind")]
-    data: Annotated[TextData | TokensData | TaskData, Field(discriminator="kind")]
+    model: Annotated[LlamaModel | HfModel | TaskModel, Field(discriminator="kind")]
+    data: DataConfig
+    validation: Validation = Validation()
     train: Train = Train()
     engine: Engine = Engine()
     scaling: Scaling = Scaling()
@@ -272,3 +187,25 @@ class TrainingConfig(Strict):
                 f"scaling.num_workers max {widest}: some workers would never see a sequence"
             )
         return self
+
+    @model_validator(mode="after")
+    def _precision_fits_engine(self) -> Self:
+        engine, precision = self.engine, self.train.precision
+        if engine.kind == "deepspeed" and engine.stage == 0 and precision.params == "bf16":
+            raise ValueError(
+                "engine.zero_stage 0 of deepspeed trains wrongly in bf16 (measured in DeepSpeed 0.19.8): use `kind: ddp`"
+            )
+        if "fp16" in (precision.params, precision.reduce) and self.scaling.gpus_per_worker == 0:
+            raise ValueError("train.precision fp16 needs a GPU, and gpus_per_worker is 0: use bf16")
+        return self
+
+
+def paths_of(config: TrainingConfig) -> Mapping[str, str]:
+    """Return every path of files that a job reads or offloads to, by the place that `--set` knows."""
+    paths = {f"data.{place}": path for place, path in data_paths(config.data).items()}
+    model = config.model
+    if isinstance(model, HfModel) and model.path is not None and model.path.startswith((".", "/", "~")):
+        paths["model.path"] = model.path  # anything else is a name on the hub
+    if config.engine.offload.nvme_path is not None:
+        paths["engine.offload.nvme_path"] = config.engine.offload.nvme_path
+    return paths

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import assert_never
 
-from workers.contract.config import TextData, TokensData
+from workers.contract.config import TextData, TokenData, TokensData
 from workers.data.dataset import Batch, DataError, Dataset
 from workers.data.text import prepare_text
 from workers.data.token_dataset import TokenDataset
@@ -13,7 +12,7 @@ from workers.data.token_file import SUFFIX
 __all__ = ["Batch", "DataError", "Dataset", "TokenDataset", "load_dataset", "token_files"]
 
 
-def load_dataset(data: TextData | TokensData, cache_dir: Path) -> TokenDataset:
+def load_dataset(data: TokenData, cache_dir: Path) -> TokenDataset:
     """Open the token samples that `data` names, tokenizing text into `cache_dir` the first time.
 
     Called on every rank, not collective. Raises DataError (nothing there, too little, damaged) and StorageError.
@@ -24,7 +23,7 @@ def load_dataset(data: TextData | TokensData, cache_dir: Path) -> TokenDataset:
         case TokensData():
             paths = token_files(Path(data.path))
         case _:
-            assert_never(data)
+            raise DataError(f"data.kind {data.kind} is not in this version")
     return TokenDataset(paths, seq_len=data.seq_len)
 
 

@@ -38,6 +38,8 @@ def build_engine(config: TrainingConfig, task: Task, world: World) -> Engine:
             layout = ReplicatedLayout(module, units, config.train.precision, world)
         case "fsdp":
             layout = ShardedLayout(module, units, config.engine, config.train.precision, world)
+        case "deepspeed":
+            raise ConfigError("engine.kind deepspeed is not in this version")
         case _:
             assert_never(config.engine.kind)
     return NativeEngine(task=task, module=module, names=names, layout=layout, train=config.train, world=world)

@@ -29,11 +29,26 @@ class StepOutput:
     is_finite: bool  # False: loss or norm is NaN or infinite, and no weight was touched
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What a look at held-out samples came to: the same on all ranks."""
+
+    loss: float  # sum over all their tokens / their number; NaN where there are none
+    tokens: int
+
+
 class Engine(Protocol):
     """Owns the module, its optimizer and their layout over the ranks."""
 
     def train_step(self, micro_batches: Sequence[WeightedBatch], *, learning_rate: float) -> StepOutput:
         """Run one optimizer step; collective. Every rank brings equally many micro-batches."""
+        ...
+
+    def evaluate(self, micro_batches: Sequence[WeightedBatch]) -> Evaluation:
+        """Return the loss over the micro-batches of all ranks, in evaluation mode, without gradients; collective.
+
+        Every rank brings equally many. No weight, no optimizer state and no buffer is touched.
+        """
         ...
 
     def state(self) -> Mapping[str, torch.Tensor]:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from workers.contract.config import Train
-from workers.engines.engine import StepOutput, WeightedBatch
+from workers.engines.engine import Evaluation, StepOutput, WeightedBatch
 from workers.engines.layout import Layout
 from workers.engines.names import ModuleNames
 from workers.engines.optimizer import build_optimizer, clip_factor, square_sum
@@ -46,6 +46,21 @@ class NativeEngine:
             self._update(clip_factor(norm, self._grad_clip), learning_rate)
         self._layout.clear_gradients()
         return StepOutput(loss=loss, grad_norm=norm, tokens=tokens, is_finite=is_finite)
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Sequence[WeightedBatch]) -> Evaluation:
+        """See `Engine`."""
+        total = torch.zeros((), dtype=torch.float64, device=self._world.device)
+        self._module.eval()
+        for micro in micro_batches:
+            batch = {key: value.to(self._world.device) for key, value in micro.batch.items()}
+            seed_streams(micro.seed)
+            loss_sum = self._task.loss_sum(self._module, batch)
+            total += loss_sum if micro.is_counted else loss_sum * 0.0
+        self._module.train()
+        (tokens,) = self._world.sum_over_ranks([sum(batch.num_tokens for batch in micro_batches)])
+        dist.all_reduce(total, group=self._world.group)
+        return Evaluation(loss=float(total) / tokens if tokens else math.nan, tokens=tokens)
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """See `Engine`."""

@@ -1,6 +1,9 @@
 """Model families behind one protocol, `Task`; the loop asks `load_task` and never learns which family it trains."""
 
-from workers.contract.config import LlamaModel, TaskData, TaskModel, TrainingConfig
+from typing import assert_never
+
+from workers.contract.config import HfModel, LlamaModel, TaskData, TaskModel, TrainingConfig
+from workers.errors import ConfigError
 from workers.models.llama_task import llama_task
 from workers.models.task import Batch, Dataset, Task, TaskError
 from workers.models.user_task import open_dataset, user_task
@@ -22,3 +25,7 @@ def load_task(config: TrainingConfig) -> Task:
                 "the contract lets a task's data come with a task only"
             )
             return llama_task(config.model, config.data)
+        case HfModel():
+            raise ConfigError("model.kind hf is not in this version")
+        case _:
+            assert_never(config.model)

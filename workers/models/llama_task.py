@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 -- what everybody calls it
 from torch import nn
 
-from workers.contract.config import LlamaModel, TextData, TokensData
+from workers.contract.config import LlamaModel, TokenData, TokensData
 from workers.data import load_dataset, token_files, tokenizer
 from workers.data.dataset import Batch, DataError, Dataset
 from workers.data.token_file import read_header
@@ -23,7 +23,7 @@ class LlamaTask:
     """Fulfils `Task`. Every token of a batch counts."""
 
     dimensions: LlamaDimensions
-    data: TextData | TokensData
+    data: TokenData
 
     def build(self) -> nn.Module:
         """Build the decoder in fp32 from torch's default generator."""
@@ -54,13 +54,13 @@ class LlamaTask:
         return dataset
 
 
-def llama_task(model: LlamaModel, data: TextData | TokensData) -> LlamaTask:
+def llama_task(model: LlamaModel, data: TokenData) -> LlamaTask:
     """Resolve the dimensions. Opens a token file's header only when `model.vocab_size` is left to the data."""
     needed = model.vocab_size or _data_vocab_size(data)
     return LlamaTask(dimensions=llama_dimensions(model, vocab_size=needed), data=data)
 
 
-def _data_vocab_size(data: TextData | TokensData) -> int:
-    if isinstance(data, TextData):
-        return tokenizer.VOCAB_SIZE
-    return max(read_header(path).vocab_size for path in token_files(Path(data.path)))
+def _data_vocab_size(data: TokenData) -> int:
+    if isinstance(data, TokensData):
+        return max(read_header(path).vocab_size for path in token_files(Path(data.path)))
+    return tokenizer.VOCAB_SIZE

@@ -24,7 +24,7 @@ from torch import nn
 from workers.data.dataset import Batch, Dataset
 from workers.errors import ConfigError
 
-__all__ = ["Batch", "Dataset", "Task", "TaskError"]
+__all__ = ["Batch", "Dataset", "DeferredTask", "Task", "TaskError"]
 
 
 class TaskError(ConfigError):
@@ -36,7 +36,7 @@ class Task(Protocol):
     """One kind of model with its loss and its data. Every rank makes its own from the same job file."""
 
     def build(self) -> nn.Module:
-        """Build the module and fill every parameter and buffer, in fp32.
+        """Build the module and fill every parameter and buffer, in fp32. (A `DeferredTask` fills parameters later.)
 
         Every rank calls it, on the CPU, with torch's default generator seeded alike: draw from that one only, and all
         ranks start from equal weights at any world size. Not collective.
@@ -66,5 +66,21 @@ class Task(Protocol):
         """Open the samples. `cache_dir` is a directory that the ranks of a node share: what is prepared once goes there.
 
         Every rank calls it, several at once, and again after each restart; all must get the same `digest`.
+        """
+        ...
+
+
+@runtime_checkable
+class DeferredTask(Task, Protocol):
+    """A task whose `build` leaves every parameter on the meta device, so that no rank ever holds the whole model.
+
+    Buffers are real all the same: what a constructor computes is lost on the meta device.
+    """
+
+    def initial_weight(self, name: str) -> torch.Tensor:
+        """Return the parameter that `build`'s module calls `name`, whole, in fp32, on the CPU.
+
+        A function of the job's seed and the name alone, the same on every rank; asked once for each parameter, and let
+        go of before the next. A tied one is asked for under its first name.
         """
         ...

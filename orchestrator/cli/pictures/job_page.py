@@ -18,7 +18,7 @@ from orchestrator.cli.wording import (
     rate_text,
     seconds_text,
 )
-from workers.contract.config import TrainingConfig
+from workers.contract.config import HfModel, LlamaModel, TaskModel, TrainingConfig
 from workers.contract.events import Sample
 from workers.contract.failure import Verdict
 
@@ -57,7 +57,7 @@ def training_facts(config: TrainingConfig) -> Iterator[tuple[str, str]]:
     data, batch = config.data, config.train.batch
     source = {"text": "text of {}", "tokens": "tokens of {}"}.get(data.kind, "its own data")
     cut = f", sequences of {data.seq_len}" if data.kind != "task" else ""
-    model = f"llama {config.model.size}" if config.model.kind == "llama" else f"task {config.model.target}"
+    model = _model_name(config.model)
     yield "model", f"{model} on {source.format(getattr(data, 'path', ''))}{cut}"
     yield (
         "train",
@@ -65,6 +65,16 @@ def training_facts(config: TrainingConfig) -> Iterator[tuple[str, str]]:
         f"{config.train.optimizer.name}, {config.train.precision.params}",
     )
     yield "engine", f"{config.engine.kind}, ZeRO stage {config.engine.stage}"
+
+
+def _model_name(model: LlamaModel | HfModel | TaskModel) -> str:
+    match model:
+        case LlamaModel():
+            return f"llama {model.size}"
+        case HfModel():
+            return f"hf {model.path or (model.config or {}).get('model_type', '')}"
+        case TaskModel():
+            return f"task {model.target}"
 
 
 def training_facts_of(job: JobView) -> Iterator[tuple[str, str]]:

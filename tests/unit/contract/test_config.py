@@ -46,7 +46,7 @@ def test_num_workers_reads_a_number_a_pair_and_a_range(text, widths):
         ({"engine": {"kind": "fsdp", "zero_stage": 1}}, "no stage 1"),
         ({"engine": {"kind": "fsdp", "zero_stage": 0}}, "kind: ddp"),
         ({"engine": {"kind": "ddp", "zero_stage": 3}}, "needs `kind: fsdp`"),
-        ({"engine": {"kind": "deepspeed"}}, "deepspeed"),
+        ({"engine": {"kind": "deepspeed", "zero_stage": 0}}, "use `kind: ddp`"),
         ({"train": {"steps": 1.5}}, "steps"),
         ({"train": {"optimizer": {"lr": -1}}}, "greater than 0"),
         ({"train": {"optimizer": {"lr": float("nan")}}}, "finite"),
