@@ -269,17 +269,22 @@ def test_what_a_job_has_not_got_yet_is_said(run: Run, submitted: dict[str, Any])
 def test_ctrl_c_ends_the_looking_and_not_the_job(
     yard: dict[str, str], run: Run, submitted: dict[str, Any]
 ) -> None:
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-uc", "from orchestrator.cli import main; main()", "logs", submitted["id"], "-f"],
         env=yard,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert process.stdout is not None
-    assert "queued" in process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=BOUND_SECONDS)
+        # a shell that starts tests in the background has them, and so their children, ignore SIGINT
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert "queued" in process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=BOUND_SECONDS)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert f"shardyard cancel {submitted['name']}" in said
     assert objects(run("show", submitted["id"], "--json"))[0]["state"] == "queued"
