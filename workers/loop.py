@@ -17,8 +17,7 @@ from workers.contract.launch import RankOrder
 from workers.contract.manifest import ResumePoint
 from workers.contract.rank_messages import Measured, RankMessage, Ready
 from workers.contract.rundir import cache_dir
-from workers.data import Dataset
-from workers.data.order import sample_ids
+from workers.data import Dataset, SampleOrder, order_of
 from workers.engines import Engine, StepOutput, WeightedBatch, build_engine
 from workers.errors import NonFiniteError
 from workers.lineage import Lineage, beginning, check_continuation
@@ -48,6 +47,7 @@ def train(
     # What is trained, on which samples, and how a global batch is cut over ranks and micro-batches.
     task = load_task(config)
     dataset = open_dataset(task, cache_dir(order.request.run_dir))
+    samples = order_of(dataset, seed=config.train.seed, validation_ratio=config.validation.ratio)
     engine = build_engine(config, task, world)
     batch = config.train.batch
     plan = plan_batch(global_sequences=batch.global_sequences, world_size=world.world_size, micro=batch.micro)
@@ -55,7 +55,7 @@ def train(
 
     # From where: the beginning, or the checkpoint that the driver chose for all ranks.
     progress.phase = "restore"
-    start = restore(order, engine, dataset)
+    start = restore(order, engine, samples.claim(dataset.digest))
     lineage = Lineage(start, global_sequences=batch.global_sequences)
     saver = open_saver(order, world, emit)
     sampler = Sampler(order, start_step=start.step, clock=clock)
@@ -66,7 +66,7 @@ def train(
         progress.phase, progress.step = "step", step
         sampler.begin_step()
         cuts = plan.micro_batches(step=step, rank=world.rank)
-        micro_batches = [fetch(cut, step, task, dataset, config) for cut in cuts]
+        micro_batches = [fetch(cut, step, task, dataset, samples) for cut in cuts]
         sampler.data_are_here()
 
         output = engine.train_step(micro_batches, learning_rate=learning_rate(step, config.train))
@@ -89,13 +89,13 @@ def train(
     return lineage.result(config, checkpoint=final, seconds=clock() - started)
 
 
-def restore(order: RankOrder, engine: Engine, dataset: Dataset) -> ResumePoint:
+def restore(order: RankOrder, engine: Engine, data_claim: str) -> ResumePoint:
     """Return the point to go on from, with the engine's state as it was there. Every rank calls it.
 
     Loads the order's checkpoint in place. Raises ConfigError where it was saved by other training than this one.
     """
     config, name = order.request.config, order.round.resume_from
-    start = beginning(config, data_digest=dataset.digest)
+    start = beginning(config, data_digest=data_claim)
     if name is None:
         return start
     point = load(order.request.run_dir, name, engine.state()).resume
@@ -124,12 +124,12 @@ def is_save_due(step: int, config: TrainingConfig) -> bool:
     return finished % config.checkpoint.every_steps == 0 and finished < config.train.steps
 
 
-def fetch(cut: MicroBatch, step: int, task: Task, dataset: Dataset, config: TrainingConfig) -> WeightedBatch:
+def fetch(cut: MicroBatch, step: int, task: Task, dataset: Dataset, samples: SampleOrder) -> WeightedBatch:
     """Read the samples of one micro-batch. One of no sequences reads a sample all the same, to keep step, uncounted."""
-    seed = stream_seed(seed=config.train.seed, step=step, first_index=cut.first)
+    seed = stream_seed(seed=samples.seed, step=step, first_index=cut.first)
     seed_streams(seed)  # a data set that draws random numbers repeats them, too
     indices = range(cut.first, cut.first + max(cut.count, 1))
-    batch = dataset.batch(sample_ids(indices, num_samples=len(dataset), seed=config.train.seed).tolist())
+    batch = dataset.batch(samples.ids(indices).tolist())
     is_counted = cut.count > 0
     tokens = task.num_tokens(batch) if is_counted else 0
     return WeightedBatch(batch=batch, num_tokens=tokens, seed=seed, is_counted=is_counted)

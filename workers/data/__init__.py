@@ -5,11 +5,26 @@ from pathlib import Path
 
 from workers.contract.config import TextData, TokenData, TokensData
 from workers.data.dataset import Batch, DataError, Dataset
+from workers.data.order import SampleOrder, sample_order
 from workers.data.text import prepare_text
 from workers.data.token_dataset import TokenDataset
 from workers.data.token_file import SUFFIX
 
-__all__ = ["Batch", "DataError", "Dataset", "TokenDataset", "load_dataset", "token_files"]
+__all__ = [
+    "Batch",
+    "DataError",
+    "Dataset",
+    "SampleOrder",
+    "TokenDataset",
+    "load_dataset",
+    "order_of",
+    "token_files",
+]
+
+
+def order_of(dataset: Dataset, *, seed: int, validation_ratio: float) -> SampleOrder:
+    """Return which samples of `dataset` come when, and which are held out. Raises DataError where none can be."""
+    return sample_order([len(dataset)], seed=seed, validation_ratio=validation_ratio)
 
 
 def load_dataset(data: TokenData, cache_dir: Path) -> TokenDataset:
