@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from workers import errors
 from workers.board import BoardProgress
-from workers.contract.failure import FailureClass
+from workers.contract.failure import FailureClass, is_echo
 from workers.contract.launch import RankOrder
-from workers.contract.rank_messages import Done, Failed, Measured, RankMessage
+from workers.contract.rank_messages import Done, Failed, RankMessage
 from workers.contract.rundir import rank_log
 from workers.guard import end_with_parent
 from workers.loop import train
@@ -66,11 +66,20 @@ def run(order: RankOrder, emit: Callable[[RankMessage], None], progress: Progres
         emit(failed_by(error, progress, message=f"training code called exit({code}) before the last step"))
         return code
     except BaseException as error:  # noqa: BLE001 -- the root of the rank: told once, with its traceback
-        traceback.print_exc()
+        _tell_log(error)
         emit(failed_by(error, progress))
         return 1
     emit(Done(result=result))
     return 0
+
+
+def _tell_log(error: BaseException) -> None:
+    """Leave the traceback in this rank's log; one line where this rank only ended because another one did."""
+    if is_echo(type(error).__name__, str(error)):
+        reason = str(error).partition("\n")[0]
+        sys.stderr.write(f"shardyard: ended because another rank did ({type(error).__name__}: {reason})\n")
+    else:
+        traceback.print_exception(error)
 
 
 def failed_by(error: BaseException, progress: Progress, message: str | None = None) -> Failed:
@@ -103,21 +112,10 @@ class _Speaker:
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
         self._lock = threading.Lock()
-        self._imported = set(sys.modules)
 
     def __call__(self, message: RankMessage) -> None:
         with self._lock:
             self._conn.send_bytes(message.to_json().encode())
-            if isinstance(message, Measured) and self._imported:
-                self._tell_late_imports()
-
-    def _tell_late_imports(self) -> None:
-        """Once, after the first step: what the forkserver should have imported (see `agent.preload`)."""
-        late = sorted(set(sys.modules) - self._imported)
-        self._imported = set()
-        if not late:
-            return
-        print(f"shardyard: {len(late)} modules were imported in this rank: {' '.join(late)}", file=sys.stderr)  # noqa: T201 -- stderr is this rank's log
 
 
 def _redirect_output(order: RankOrder) -> None:

@@ -80,7 +80,12 @@ CONSEQUENCE_MARKS = (
 
 def is_consequence(ending: RankEnding) -> bool:
     """Whether this error is one that a healthy rank gets because another one went away."""
-    text = f"{ending.error_type} {ending.message}".lower()
+    return is_echo(ending.error_type, ending.message)
+
+
+def is_echo(error_type: str, message: str) -> bool:
+    """The same of an error alone."""
+    text = f"{error_type} {message}".lower()
     return any(mark in text for mark in CONSEQUENCE_MARKS)
 
 

@@ -76,6 +76,7 @@ def test_a_user_error_ends_the_job_and_names_the_first_rank(play):
     game.now += 1
     game.end(2, exit_code=1, error_type="ValueError", message="marker-123", traceback="T: marker-123", at=2.0)
     assert game.orders[-1].action == "stop"
+    assert game.state.phase == "running", "nothing recovers"
     game.give(AttemptEnded(attempt=0, error=""))
     outcome = game.state.outcome
     assert (outcome.phase, outcome.verdict.first_rank) == ("failed", 2)
