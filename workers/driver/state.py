@@ -78,9 +78,16 @@ class State:
         """The word for the report."""
         if self.outcome is not None and self.outcome.phase != "lost":
             return self.outcome.phase
-        if self.fault_at is not None:
-            return "recovering"
-        return "running" if self.round is not None and self.round.stepped else "starting"
+        if self.round is not None and self.round.stepped and (self.fault_at is None or self._is_undecided):
+            return "running"
+        is_first = self.attempt <= 0 and self.next_round <= 1
+        return "starting" if is_first and (self.fault_at is None or self._is_undecided) else "recovering"
+
+    @property
+    def _is_undecided(self) -> bool:
+        """A failure was seen, and it is either not judged yet or ends the generation: nothing recovers from it."""
+        is_judging = self.stage is Stage.TRAINING and self.round is not None and bool(self.round.endings)
+        return is_judging or isinstance(self.after_close, Outcome)
 
     @property
     def store_address(self) -> str:

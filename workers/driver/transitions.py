@@ -88,9 +88,11 @@ def fail(state: State, verdict: Verdict, now: float, *, confirmed: bool = True, 
         max_failures=state.request.config.failure.max_failures,
     )
     effects = _failure_effects(state, verdict, decision)
-    state = replace(state, counters=decision.counters)
-    if decision.action is not Action.FAIL and state.fault_at is None:
-        state = replace(state, fault_at=now)  # from here on it recovers; one that ends for good does not
+    state = replace(
+        state,
+        counters=decision.counters,
+        fault_at=state.fault_at if state.fault_at is not None else now,
+    )
     delay = decision.delay_seconds if confirmed else max(decision.delay_seconds, state.request.lease_seconds)
     match decision.action:
         case Action.ROUND if not gone and state.stage is Stage.TRAINING:
