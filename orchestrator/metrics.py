@@ -146,6 +146,7 @@ def _add_job(series: Series, job: LiveJob, states: Sequence[str]) -> None:
     if job.samples:
         newest = max(job.samples, key=lambda sample: sample.step)
         series.add(names.JOB_LOSS, newest.loss, job_id)
+        series.add(names.JOB_VALIDATION_LOSS, newest.validation_loss, job_id)
         series.add(names.JOB_GRAD_NORM, newest.grad_norm, job_id)
         series.add(names.JOB_LEARNING_RATE, newest.learning_rate, job_id)
 

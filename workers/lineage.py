@@ -12,7 +12,7 @@ from workers.contract.batch import MicroBatch
 from workers.contract.config import TrainingConfig
 from workers.contract.events import JobResult
 from workers.contract.manifest import ResumePoint
-from workers.engines import StepOutput
+from workers.engines import Evaluation, StepOutput
 from workers.errors import ConfigError
 from workers.ledger import Ledger, Span, missing, record
 from workers.world import World
@@ -70,6 +70,20 @@ class Lineage:
             }
         )
 
+    def add_evaluation(self, evaluation: Evaluation) -> None:
+        """Remember what held-out samples came to after the newest step."""
+        self._point = self._point.model_copy(update={"validation_loss": evaluation.loss})
+
+    @property
+    def step(self) -> int:
+        """Finished steps."""
+        return self._point.step
+
+    @property
+    def validation_loss(self) -> float | None:
+        """The newest evaluation's, on this lineage."""
+        return self._point.validation_loss
+
     def gather(self, world: World) -> ResumePoint:
         """Bring all ranks' spans into the ledger and return the point to save; collective, one small all-gather."""
         flat = [index for span in self._spans for index in span]
@@ -92,6 +106,7 @@ class Lineage:
             final_step=point.step,
             loss_first=point.loss_first,
             loss_last=point.loss_last,
+            validation_loss=point.validation_loss,
             tokens=point.tokens_seen,
             samples_repeated=ledger.repeated,
             samples_missing=missing(ledger, total=total),

@@ -12,14 +12,15 @@ from workers.checkpointing.load import load
 from workers.checkpointing.save import Author, Saver
 from workers.contract.batch import MicroBatch, plan_batch
 from workers.contract.config import TrainingConfig
-from workers.contract.events import JobResult
+from workers.contract.events import EventKind, JobResult
 from workers.contract.launch import RankOrder
 from workers.contract.manifest import ResumePoint
-from workers.contract.rank_messages import Measured, RankMessage, Ready
+from workers.contract.rank_messages import Measured, RankMessage, Ready, Told
 from workers.contract.rundir import cache_dir
 from workers.data import Dataset, SampleOrder, order_of
 from workers.engines import Engine, StepOutput, WeightedBatch, build_engine
 from workers.errors import NonFiniteError
+from workers.evaluation import evaluate, is_evaluation_due
 from workers.lineage import Lineage, beginning, check_continuation
 from workers.models import Task, load_task, open_dataset
 from workers.progress import Progress
@@ -76,12 +77,16 @@ def train(
         lineage.add_step(cuts, output)
         sampler.end_step(output)
 
+        if is_evaluation_due(step, config):
+            progress.phase = "evaluate"
+            lineage.add_evaluation(evaluate(engine, task, dataset, samples, config, world, plan.micro))
+            tell_evaluation(lineage, world, emit)
         if is_save_due(step, config):
             progress.phase = "save"
             sampler.add_stall(saver.save(engine.state(), engine.aliases(), lineage.gather(world)))
         saver.poll()
         if sampler.is_due:
-            emit(Measured(sample=sampler.take(engine.memory())))
+            emit(Measured(sample=sampler.take(engine.memory(), lineage.validation_loss)))
 
     # The last step is published before anybody says that the job is done.
     progress.phase = "finish"
@@ -116,6 +121,14 @@ def open_saver(order: RankOrder, world: World, emit: Callable[[RankMessage], Non
         parent=order.round.resume_from,
         mode=checkpoint.mode,
     )
+
+
+def tell_evaluation(lineage: Lineage, world: World, emit: Callable[[RankMessage], None]) -> None:
+    """Put the newest evaluation into the timeline, once: rank 0 speaks for all."""
+    if world.rank == 0:
+        loss = lineage.validation_loss
+        message = f"validation loss {loss:.4f}"
+        emit(Told(kind=EventKind.EVALUATED, message=message, step=lineage.step, data={"loss": loss}))
 
 
 def is_save_due(step: int, config: TrainingConfig) -> bool:

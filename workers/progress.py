@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["start", "restore", "step", "save", "finish"]
+Phase = Literal["start", "restore", "step", "evaluate", "save", "finish"]
 
 
 @dataclass(slots=True)

@@ -54,7 +54,7 @@ class Sampler:
         is_late = self._clock() - self._sampled_at >= SAMPLE_SECONDS
         return is_late and self._finished % self._train.log_every_steps == 0
 
-    def take(self, memory_bytes: Mapping[str, int]) -> Sample:
+    def take(self, memory_bytes: Mapping[str, int], validation_loss: float | None) -> Sample:
         """Return the sample of all steps since the last one, at least one; loss and norm are the newest step's."""
         steps, size = self._finished - self._sampled, self._train.batch.global_sequences
         assert self._output is not None
@@ -68,6 +68,7 @@ class Sampler:
             loss=self._output.loss,
             learning_rate=learning_rate(self._finished - 1, self._train),
             grad_norm=self._output.grad_norm,
+            validation_loss=validation_loss,
             tokens=self._tokens,
             steps=steps,
             step_seconds=self._seconds / steps,

@@ -12,9 +12,9 @@ from small_tasks import make_config
 
 from workers.checkpointing import catalog
 from workers.contract.config import TrainingConfig
-from workers.contract.events import JobResult, Sample
+from workers.contract.events import EventKind, JobResult, Sample
 from workers.contract.launch import LaunchRequest, RankOrder, RoundOrder
-from workers.contract.rank_messages import Measured, RankMessage, Ready
+from workers.contract.rank_messages import Measured, RankMessage, Ready, Told
 from workers.contract.restart import Counters
 from workers.loop import train
 from workers.progress import Progress
@@ -144,6 +144,41 @@ def test_wherever_a_run_is_killed_it_ends_the_same(ranks: "Launcher", tmp_path: 
     assert result.loss_last == whole.loss_last
     assert (result.samples_repeated, result.samples_missing) == (0, 0)
     assert digests(tmp_path / "killed", result.checkpoint) == digests(tmp_path / "whole", whole.checkpoint)
+
+
+def test_held_out_samples_are_measured_alike_at_every_width_and_disturb_nothing(
+    ranks: "Launcher", tmp_path: Path
+) -> None:
+    """B033, B034: each of the 21 counts once, more ranks than some of them get; training is as without a look."""
+    held_out = DROPOUT | {"validation__ratio": 0.021, "validation__max_sequences": 21}
+    often, never = ({"validation__every_steps": steps} for steps in (2, 100))
+    runs = {
+        (width, name): ranks(train_round, width, str(tmp_path / f"{width}-{name}"), held_out | looks)
+        for width in (1, 2, 4)
+        for name, looks in (("often", often), ("never", never))
+    }
+    told = {
+        key: [
+            (message.step, message.data["loss"])
+            for message in outcomes[0][1]
+            if isinstance(message, Told) and message.kind is EventKind.EVALUATED
+        ]
+        for key, outcomes in runs.items()
+    }
+    assert [step for step, _ in told[1, "often"]] == [2, 4, 6]
+    assert [step for step, _ in told[1, "never"]] == [6], "the last step is always measured"
+    for width in (1, 2, 4):
+        (result, _), *others = runs[width, "often"]
+        assert result.validation_loss == told[width, "often"][-1][1]
+        assert all(other.validation_loss == result.validation_loss for other, _ in others)
+        assert result.loss_last == runs[width, "never"][0][0].loss_last
+    # Dropout draws differ between widths, so compare what has not been trained with it: one net, one look.
+    plain = {"validation__ratio": 0.021, "validation__max_sequences": 21, "checkpoint__mode": "sync"}
+    losses = [
+        ranks(train_round, width, str(tmp_path / f"plain-{width}"), plain)[0][0].validation_loss
+        for width in (1, 2, 4)
+    ]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
 
 
 @pytest.mark.parametrize("widths", [(2, 3), (3, 1)])

@@ -83,7 +83,6 @@ NOT_YET: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "data.tokenizer": {"bpe": "use `bytes`"},
     "data.attention": {"within": "leave it out: a window is one stream"},
-    "validation": {"*": "leave it out: nothing is kept out of training"},
     "engine.shard_group_size": {"*": "leave it out: all ranks are one group"},
     "engine.kind": {"deepspeed": "use `fsdp` or `ddp`", "auto": "name the engine: `fsdp` or `ddp`"},
     "engine.zero_stage": {"auto": "name the stage: 3 (or 2) for `fsdp`, 0 for `ddp`"},

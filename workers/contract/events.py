@@ -22,6 +22,7 @@ class EventKind(StrEnum):
     CHECKPOINT_FAILED = "checkpoint_failed"
     CHECKPOINT_DAMAGED = "checkpoint_damaged"
     CHECKPOINT_DELETED = "checkpoint_deleted"
+    EVALUATED = "evaluated"  # data: loss, tokens
     ROUND_FAILED = "round_failed"  # data: the verdict
     ATTEMPT_FAILED = "attempt_failed"  # data: the verdict
     RESTART = "restart"  # data: action, reason, charged
@@ -59,6 +60,7 @@ class Sample(Message):
     loss: float
     learning_rate: float
     grad_norm: float
+    validation_loss: float | None = None  # of the newest evaluation on this lineage
     tokens: int  # global, since the last sample
     steps: int  # since the last sample
     step_seconds: float  # mean over these steps
@@ -76,6 +78,7 @@ class JobResult(Message):
     final_step: int
     loss_first: float
     loss_last: float
+    validation_loss: float | None = None
     tokens: int
     samples_repeated: int
     samples_missing: int

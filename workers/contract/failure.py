@@ -36,7 +36,7 @@ class RankEnding(Message):
     error_type: str = ""
     message: str = ""
     traceback: str = ""
-    phase: str = ""  # start, restore, step, save, finish
+    phase: str = ""  # start, restore, step, evaluate, save, finish
     step: int | None = None
     memory_bytes: Mapping[str, int] = {}
     culprit: str = ""  # for CHECKPOINT_DAMAGED: the checkpoint's name

@@ -79,6 +79,7 @@ class ResumePoint(Message):
     repeated: int = 0  # how many of them were trained again
     loss_first: float | None = None  # of the lineage's first step
     loss_last: float | None = None  # of its newest
+    validation_loss: float | None = None  # of the newest evaluation
 
 
 class Manifest(Message):

@@ -50,6 +50,12 @@ JOB_LOSS: Final = Metric(
     labels=("job_id",),
     help="Training loss per token of the newest step.",
 )
+JOB_VALIDATION_LOSS: Final = Metric(
+    name="shardyard_job_validation_loss",
+    kind="gauge",
+    labels=("job_id",),
+    help="Loss per token over held-out samples, newest evaluation.",
+)
 JOB_GRAD_NORM: Final = Metric(
     name="shardyard_job_grad_norm",
     kind="gauge",

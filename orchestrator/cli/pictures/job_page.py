@@ -18,7 +18,16 @@ from orchestrator.cli.wording import (
     rate_text,
     seconds_text,
 )
-from workers.contract.config import HfModel, LlamaModel, TaskModel, TrainingConfig
+from workers.contract.config import (
+    DataConfig,
+    Engine,
+    HfModel,
+    LlamaModel,
+    MixtureData,
+    TaskData,
+    TaskModel,
+    TrainingConfig,
+)
 from workers.contract.events import Sample
 from workers.contract.failure import Verdict
 
@@ -54,17 +63,14 @@ def _readable(traceback: str) -> str:
 
 def training_facts(config: TrainingConfig) -> Iterator[tuple[str, str]]:
     """What a job file asks for, in three lines."""
-    data, batch = config.data, config.train.batch
-    source = {"text": "text of {}", "tokens": "tokens of {}"}.get(data.kind, "its own data")
-    cut = f", sequences of {data.seq_len}" if data.kind != "task" else ""
-    model = _model_name(config.model)
-    yield "model", f"{model} on {source.format(getattr(data, 'path', ''))}{cut}"
+    train = config.train
+    yield "model", f"{_model_name(config.model)} on {_data_name(config.data)}"
     yield (
         "train",
-        f"{plural(config.train.steps, 'step')} of {plural(batch.global_sequences, 'sequence')}, "
-        f"{config.train.optimizer.name}, {config.train.precision.params}",
+        f"{plural(train.steps, 'step')} of {plural(train.batch.global_sequences, 'sequence')}, "
+        f"{train.optimizer.name}, {train.precision.params}",
     )
-    yield "engine", f"{config.engine.kind}, ZeRO stage {config.engine.stage}"
+    yield "engine", ", ".join(_engine_parts(config.engine))
 
 
 def _model_name(model: LlamaModel | HfModel | TaskModel) -> str:
@@ -72,9 +78,34 @@ def _model_name(model: LlamaModel | HfModel | TaskModel) -> str:
         case LlamaModel():
             return f"llama {model.size}"
         case HfModel():
-            return f"hf {model.path or (model.config or {}).get('model_type', '')}"
+            name = model.path or (model.config or {}).get("model_type", "")
+            return f"hf {name}" + (f", LoRA of rank {model.lora.rank}" if model.lora else "")
         case TaskModel():
             return f"task {model.target}"
+
+
+def _data_name(data: DataConfig) -> str:
+    match data:
+        case TaskData():
+            return "its own data"
+        case MixtureData():
+            return f"a mixture of {', '.join(data.sources)}, sequences of {data.seq_len}"
+        case _:
+            return f"{data.kind} of {data.path}, sequences of {data.seq_len}"
+
+
+def _engine_parts(engine: Engine) -> Iterator[str]:
+    yield engine.kind
+    yield f"ZeRO stage {engine.stage}"
+    if engine.shard_group_size is not None:
+        yield f"gathered within groups of {engine.shard_group_size}"
+    for what, where in (("optimizer state", engine.offload.optimizer), ("parameters", engine.offload.params)):
+        if where != "none":
+            yield f"{what} on {where}"
+    if engine.activation_checkpointing != "none":
+        yield f"{engine.activation_checkpointing} activation checkpointing"
+    if engine.compile:
+        yield "compiled"
 
 
 def training_facts_of(job: JobView) -> Iterator[tuple[str, str]]:

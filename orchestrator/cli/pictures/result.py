@@ -41,6 +41,8 @@ def result_facts(result: JobResult) -> Iterator[tuple[str, RenderableType]]:
     """What a finished job proves."""
     speed = f", {rate_text(result.tokens / result.seconds)} tokens/s" if result.seconds > 0 else ""
     yield "tokens", f"{count_text(result.tokens)} in {seconds_text(result.seconds)}{speed}"
+    if result.validation_loss is not None:
+        yield "validation", f"loss {result.validation_loss:.4f} over held-out samples"
     yield "samples", samples_text(result)
     yield "checkpoint", result.checkpoint
     if result.export_path:

@@ -34,6 +34,7 @@ WORD: Final = {
     EventKind.CHECKPOINT_FAILED: "save failed",
     EventKind.CHECKPOINT_DAMAGED: "damaged",
     EventKind.CHECKPOINT_DELETED: "deleted",
+    EventKind.EVALUATED: "evaluated",
     EventKind.ROUND_FAILED: "round failed",
     EventKind.ATTEMPT_FAILED: "attempt failed",
     EventKind.RESTART: "restart",
@@ -53,6 +54,7 @@ STYLE: Final = {
     EventKind.RESTART: "yellow",
     EventKind.STOPPED: "magenta",
     EventKind.FIRST_STEP: "green",
+    EventKind.EVALUATED: "blue",
     EventKind.FINISHED: "green",
     EventKind.EXPORTED: "green",
 }
@@ -93,6 +95,8 @@ def message_of(event: Event, failure: str = "") -> str:
             told = ""  # the word before it says all
         case EventKind.RESTART | EventKind.FAILED:
             told = without(failure, told)
+        case EventKind.EVALUATED if event.step is not None:
+            told = f"step {count_text(event.step)}, {told}"
         case EventKind.CHECKPOINT_PUBLISHED if {"bytes", "stall_seconds"} <= data.keys():
             step = f"step {count_text(event.step)}, " if event.step is not None else ""
             stall = seconds_text(float(data["stall_seconds"]))

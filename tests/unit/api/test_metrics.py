@@ -30,6 +30,7 @@ def sample(rank: int, **changes: object) -> Sample:
         "loss": 2.5,
         "learning_rate": 3e-4,
         "grad_norm": 0.5,
+        "validation_loss": 2.25,
         "tokens": 8192,
         "steps": 1,
         "step_seconds": 0.25 + rank,
