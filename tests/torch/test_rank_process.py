@@ -135,19 +135,22 @@ def test_what_a_rank_started_goes_with_it_detached_or_not(server, tmp_path):
 
 def test_an_agent_that_is_killed_leaves_nothing_behind(tmp_path, orphan_maker):
     """The agent here is a plain process with a forkserver, a store, two ranks in a collective, and a detached sleep."""
-    agent, everything = orphan_maker(tmp_path)
+    agent, everything, temporary = orphan_maker(tmp_path)
     assert len(everything) >= 7
+    assert list(temporary.glob("shardyard-agent-*"))
     os.kill(agent, signal.SIGKILL)
     deadline = time.monotonic() + 10
     while any(is_alive(pid) for pid in everything):
         assert time.monotonic() < deadline, [pid for pid in everything if is_alive(pid)]
         time.sleep(0.01)
+    assert [*temporary.glob("shardyard-agent-*"), *temporary.glob("pymp-*")] == []
 
 
 @pytest.fixture
 def orphan_maker():
     import subprocess
     import sys
+    import tempfile
 
     script = """
 import sys, time
@@ -164,18 +167,24 @@ with warm_server() as server:
     time.sleep(600)
 """
     started = []
+    temporary = tempfile.TemporaryDirectory()  # short, as the path of a socket has to be
 
-    def make(directory: Path) -> tuple[int, list[int]]:
+    def make(directory: Path) -> tuple[int, list[int], Path]:
         here = str(Path(__file__).parent)
         process = subprocess.Popen(
-            [sys.executable, "-c", script, str(directory), here], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", script, str(directory), here],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": temporary.name},
         )
         started.append(process)
         assert process.stdout is not None
-        return process.pid, [int(pid) for pid in process.stdout.readline().split()]
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        return process.pid, pids, Path(temporary.name)
 
     yield make
     for process in started:
         process.kill()
         process.wait()
         process.stdout.close()
+    temporary.cleanup()

@@ -6,8 +6,10 @@ Runs in the agent, which itself never imports torch. The server is multiprocessi
 import multiprocessing
 import os
 import secrets
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing import forkserver as mp_forkserver
@@ -42,11 +44,12 @@ class WarmForkserver:
             PYTORCH_NVML_BASED_CUDA_CHECK="1",  # else asking for CUDA in the server poisons every fork
         )
         os.environ[MARK] = self.mark
+        self._sockets = _socket_directory()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(PRELOAD))
         receiver, sender = self._context.Pipe(duplex=False)
         try:
-            self.warden = self.fork(warden_main, self.mark, sender)
+            self.warden = self.fork(warden_main, self.mark, self._sockets, sender)
             sender.close()
             if not receiver.poll(seconds):
                 raise ColdForkserverError(f"not warm within {seconds:g} s")
@@ -91,6 +94,7 @@ class WarmForkserver:
         while (left := marked(self.mark)) and time.monotonic() < deadline:
             sweep(self.mark)
             time.sleep(0.01)
+        shutil.rmtree(self._sockets, ignore_errors=True)
         return left
 
 
@@ -100,6 +104,13 @@ def stop_forkserver() -> None:
     if server._forkserver_pid is not None:
         os.kill(server._forkserver_pid, signal.SIGKILL)
         server._stop()
+
+
+def _socket_directory() -> str:
+    """Make the directory where multiprocessing puts the server's socket: one of its own stays behind a killed agent."""
+    directory = tempfile.mkdtemp(prefix="shardyard-agent-")
+    multiprocessing.current_process()._config["tempdir"] = directory  # type: ignore[attr-defined]  # private, as below
+    return directory
 
 
 def _server() -> Any:

@@ -1,5 +1,6 @@
 """The process that outlives a killed agent just long enough to end whatever its ranks left behind."""
 
+import shutil
 import signal
 import time
 from multiprocessing import parent_process
@@ -13,8 +14,11 @@ from workers.guard import leave_forkserver
 _GIVE_UP_SECONDS: Final = 30.0
 
 
-def warden_main(mark: str, conn: Connection) -> None:
-    """Tell what the forkserver did not import, then wait for the agent's end and sweep until nothing is left."""
+def warden_main(mark: str, sockets: str, conn: Connection) -> None:
+    """Tell what the forkserver did not import, then wait for the agent's end and sweep until nothing is left.
+
+    `sockets` is the directory of the forkserver's socket, which goes last.
+    """
     leave_forkserver()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -27,3 +31,4 @@ def warden_main(mark: str, conn: Connection) -> None:
     while marked(mark) and time.monotonic() < deadline:
         sweep(mark)
         time.sleep(0.02)
+    shutil.rmtree(sockets, ignore_errors=True)
