@@ -94,9 +94,12 @@ def prepare(
     pattern: Annotated[str, typer.Option(help="Which files.")] = "*.py",
 ) -> None:
     """Turn text into a token file that `data.kind: tokens` reads."""
-    from workers.data.text import prepare_text
+    from workers.data.corpus import find_corpus
+    from workers.data.prepare import prepare as prepare_tokens
+    from workers.data.tokenizer import ByteTokenizer
 
-    typer.echo(str(prepare_text(TextData(kind="text", path=path, pattern=pattern), to)))
+    corpus = find_corpus(TextData(kind="text", path=path, pattern=pattern))
+    typer.echo(str(prepare_tokens(corpus, ByteTokenizer(), to)))
 
 
 def _config_of(run_dir: Path) -> TrainingConfig:

@@ -1,57 +1,81 @@
 """Samples by number: token files, text that is tokenized once, and the order in which a run sees them."""
 
-from collections.abc import Sequence
+import sys
 from pathlib import Path
+from typing import assert_never
 
-from workers.contract.config import TextData, TokenData, TokensData
+from workers.contract.config import (
+    JsonlData,
+    MixtureData,
+    ParquetData,
+    TextData,
+    TokenData,
+    TokensData,
+)
+from workers.data.corpus import find_corpus
 from workers.data.dataset import Batch, DataError, Dataset
+from workers.data.mixture import Mixture
 from workers.data.order import SampleOrder, sample_order
-from workers.data.text import prepare_text
+from workers.data.prepare import open_tokenizer, prepare, vocab_size_of
 from workers.data.token_dataset import TokenDataset
-from workers.data.token_file import SUFFIX
+from workers.data.token_set import token_files
+from workers.data.tokenizer import Tokenizer
 
 __all__ = [
     "Batch",
     "DataError",
     "Dataset",
+    "Mixture",
     "SampleOrder",
     "TokenDataset",
+    "Tokenizer",
     "load_dataset",
+    "open_tokenizer",
     "order_of",
     "token_files",
+    "vocab_size_of",
 ]
 
 
 def order_of(dataset: Dataset, *, seed: int, validation_ratio: float) -> SampleOrder:
     """Return which samples of `dataset` come when, and which are held out. Raises DataError where none can be."""
+    if isinstance(dataset, Mixture):
+        return sample_order(
+            dataset.sizes, weights=dataset.weights, seed=seed, validation_ratio=validation_ratio
+        )
     return sample_order([len(dataset)], seed=seed, validation_ratio=validation_ratio)
 
 
-def load_dataset(data: TokenData, cache_dir: Path) -> TokenDataset:
-    """Open the token samples that `data` names, tokenizing text into `cache_dir` the first time.
+def load_dataset(data: TokenData, cache_dir: Path) -> TokenDataset | Mixture:
+    """Open the token samples that `data` names, tokenizing rows into `cache_dir` the first time.
 
     Called on every rank, not collective. Raises DataError (nothing there, too little, damaged) and StorageError.
     """
+    tokenizer = open_tokenizer(data, cache_dir)
+    if isinstance(data, MixtureData):
+        sources = {name: _open(source.data, tokenizer, cache_dir) for name, source in data.sources.items()}
+        return Mixture(sources, weights=[source.weight for source in data.sources.values()])
+    return _open(data, tokenizer, cache_dir)
+
+
+def _open(
+    data: TextData | JsonlData | ParquetData | TokensData, tokenizer: Tokenizer | None, cache_dir: Path
+) -> TokenDataset:
     match data:
-        case TextData():
-            paths: Sequence[Path] = [prepare_text(data, cache_dir)]
         case TokensData():
             paths = token_files(Path(data.path))
+        case TextData() | JsonlData() | ParquetData():
+            assert tokenizer is not None, "only token files come without a tokenizer"
+            paths = [prepare(find_corpus(data), tokenizer, cache_dir)]
         case _:
-            raise DataError(f"data.kind {data.kind} is not in this version")
-    return TokenDataset(paths, seq_len=data.seq_len)
+            assert_never(data)
+    dataset = TokenDataset(paths, seq_len=data.seq_len, attention=data.attention)
+    if dataset.num_bad_rows:
+        _tell_bad_rows(data.path, dataset)
+    return dataset
 
 
-def token_files(path: Path) -> Sequence[Path]:
-    """Return the token files that `path` names: itself, or those right inside it by name. Raises DataError."""
-    path = path.expanduser()
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise DataError(f"data.path: there is no file or directory {path.absolute()} on this node")
-    found = sorted(
-        file for file in path.glob(f"*{SUFFIX}") if file.is_file() and not file.name.startswith(".")
-    )
-    if not found:
-        raise DataError(f"data.path: no *{SUFFIX} file lies in {path.absolute()}")
-    return found
+def _tell_bad_rows(path: str, dataset: TokenDataset) -> None:
+    """Name what was left out in the log of whoever opens the data."""
+    named = "".join(f"\n  {row}" for row in dataset.bad_rows)
+    print(f"shardyard: {dataset.num_bad_rows} bad rows of {path} were left out:{named}", file=sys.stderr)  # noqa: T201 -- stderr is this rank's log

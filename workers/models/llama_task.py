@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 -- what everybody calls it
 from torch import nn
 
-from workers.contract.config import LlamaModel, TokenData, TokensData
-from workers.data import load_dataset, token_files, tokenizer
+from workers.contract.config import LlamaModel, TokenData
+from workers.data import load_dataset, vocab_size_of
 from workers.data.dataset import Batch, DataError, Dataset
-from workers.data.token_file import read_header
 from workers.models.llama import Llama
 from workers.models.llama_dimensions import LlamaDimensions, llama_dimensions
 
@@ -35,13 +34,13 @@ class LlamaTask:
         return list(module.model.layers)
 
     def loss_sum(self, module: nn.Module, batch: Batch) -> torch.Tensor:
-        """Return the cross-entropy in nats, summed over B x T tokens, in fp32 whatever the logits are."""
+        """Return the cross-entropy in nats, summed over the counted tokens, in fp32 whatever the logits are."""
         logits_BTV = module(batch["tokens"])
         return F.cross_entropy(logits_BTV.flatten(0, 1).float(), batch["labels"].flatten(), reduction="sum")
 
     def num_tokens(self, batch: Batch) -> int:
-        """Return B x T."""
-        return batch["labels"].numel()
+        """Return how many of the B x T labels are counted: -100 is none (the value that `cross_entropy` passes over)."""
+        return int((batch["labels"] != -100).sum())
 
     def dataset(self, cache_dir: Path) -> Dataset:
         """Open the samples. Raises DataError, also for ids that the embedding table has no row for."""
@@ -56,11 +55,5 @@ class LlamaTask:
 
 def llama_task(model: LlamaModel, data: TokenData) -> LlamaTask:
     """Resolve the dimensions. Opens a token file's header only when `model.vocab_size` is left to the data."""
-    needed = model.vocab_size or _data_vocab_size(data)
+    needed = model.vocab_size or vocab_size_of(data)
     return LlamaTask(dimensions=llama_dimensions(model, vocab_size=needed), data=data)
-
-
-def _data_vocab_size(data: TokenData) -> int:
-    if isinstance(data, TokensData):
-        return max(read_header(path).vocab_size for path in token_files(Path(data.path)))
-    return tokenizer.VOCAB_SIZE

@@ -9,9 +9,10 @@ import pytest
 
 from workers.contract.config import TextData, TokensData
 from workers.data import DataError, load_dataset
-from workers.data.text import collect_files, prepare_text, tokenize_files
-from workers.data.token_file import map_tokens, read_header
-from workers.data.tokenizer import BOS, VOCAB_SIZE, decode
+from workers.data.corpus import find_corpus
+from workers.data.prepare import prepare, write_tokens
+from workers.data.token_file import open_token_file, read_header
+from workers.data.tokenizer import BOS, VOCAB_SIZE, ByteTokenizer, decode
 from workers.errors import StorageError
 
 
@@ -30,8 +31,16 @@ def corpus(tmp_path: Path) -> Path:
     return root
 
 
+def collect_files(data: TextData) -> list[Path]:
+    return list(find_corpus(data).files)
+
+
+def prepare_text(data: TextData, cache: Path) -> Path:
+    return prepare(find_corpus(data), ByteTokenizer(), cache)
+
+
 def tokens_of(path: Path) -> list[int]:
-    return map_tokens(path, read_header(path)).tolist()
+    return open_token_file(path).ids.tolist()
 
 
 def test_files_become_bytes_in_the_order_of_their_names_each_after_a_mark(
@@ -44,7 +53,7 @@ def test_files_become_bytes_in_the_order_of_their_names_each_after_a_mark(
 
 
 def test_prepared_files_give_the_same_samples_as_the_text_itself(corpus: Path, tmp_path: Path) -> None:
-    written = tokenize_files(collect_files(text(corpus)), tmp_path / "out" / "corpus.tokens")
+    written = write_tokens(find_corpus(text(corpus)), ByteTokenizer(), tmp_path / "out" / "corpus.tokens")
     assert written == read_header(prepare_text(text(corpus), tmp_path / "cache"))
     prepared = TokensData(kind="tokens", path=str(tmp_path / "out"), seq_len=4)
     assert load_dataset(prepared, tmp_path).digest == load_dataset(text(corpus, seq_len=4), tmp_path).digest
@@ -95,18 +104,18 @@ def test_a_damaged_cache_file_is_written_anew(corpus: Path, tmp_path: Path) -> N
 PREPARE = """
 import os, signal, sys
 from pathlib import Path
-import workers.data.text as text
 from workers.contract.config import TextData
+from workers.data.corpus import find_corpus
+from workers.data.prepare import prepare
+from workers.data.tokenizer import ByteTokenizer
 
-if sys.argv[3] == "dies":
-    encode, calls = text.encode_document, []
-    def encode_or_die(content):
-        calls.append(content)
-        if len(calls) == 2:
+class Tokenizer(ByteTokenizer):
+    def encode(self, texts):
+        if sys.argv[3] == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
-        return encode(content)
-    text.encode_document = encode_or_die
-print(text.prepare_text(TextData(kind="text", path=sys.argv[1]), Path(sys.argv[2])))
+        return super().encode(texts)
+
+print(prepare(find_corpus(TextData(kind="text", path=sys.argv[1])), Tokenizer(), Path(sys.argv[2])))
 """
 
 

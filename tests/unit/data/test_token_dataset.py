@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from workers.contract.config import TokensData
 from workers.data import DataError, Dataset, TokenDataset, load_dataset
+from workers.data.document import Document
 from workers.data.order import sample_ids
 from workers.data.token_file import write_token_file
 
 
 def write(path: Path, count: int, first: int = 0) -> Path:
-    write_token_file(path, [np.arange(first, first + count)], vocab_size=100_000, tokenizer="test")
+    document = Document(ids=np.arange(first, first + count))
+    write_token_file(path, [document], vocab_size=100_000, tokenizer="test")
     return path
 
 

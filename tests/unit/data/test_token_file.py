@@ -4,16 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workers.data import DataError, token_files
-from workers.data.token_file import TokenHeader, map_tokens, read_header, write_token_file
+from workers.data.document import BadRow, Document
+from workers.data.token_file import TokenHeader, open_token_file, read_header, write_token_file
 from workers.errors import StorageError
 
 
 def write(path: Path, *parts: list[int], vocab_size: int = 260) -> TokenHeader:
-    return write_token_file(
-        path, (np.array(part, dtype=np.int64) for part in parts), vocab_size=vocab_size, tokenizer="bytes"
-    )
+    documents = (Document(ids=np.array(part, dtype=np.int64)) for part in parts)
+    return write_token_file(path, documents, vocab_size=vocab_size, tokenizer="bytes")
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(260, "uint16"), (65_536, "uint16"), (65_537, "uint32")])
@@ -24,34 +26,92 @@ def test_ids_come_back_in_the_smallest_dtype_that_holds_them(
     header = read_header(tmp_path / "a.tokens")
     assert header == written
     assert (header.dtype, header.count) == (dtype, 4)
-    tokens = map_tokens(tmp_path / "a.tokens", header)
+    tokens = open_token_file(tmp_path / "a.tokens").ids
     assert tokens.dtype == np.dtype(dtype)
     assert tokens.tolist() == [1, 2, vocab_size - 1, 0]
 
 
-def test_the_digest_names_the_content_however_it_came_in(tmp_path: Path) -> None:
-    one = write(tmp_path / "a.tokens", [1, 2, 3])
-    other = write(tmp_path / "b.tokens", [1], [2, 3])
-    third = write(tmp_path / "c.tokens", [1, 2, 4])
-    assert one.digest == other.digest != third.digest
+def test_the_digest_names_ids_and_documents_and_what_is_learnt(tmp_path: Path) -> None:
+    def digest(*documents: Document) -> str:
+        return write_token_file(tmp_path / "a.tokens", documents, vocab_size=260, tokenizer="bytes").digest
+
+    ids = np.array([1, 2, 3])
+    whole = digest(Document(ids=ids))
+    assert whole == digest(Document(ids=ids), Document(ids=np.array([], dtype=np.int64)))
+    others = [
+        digest(Document(ids=ids[:1]), Document(ids=ids[1:])),
+        digest(Document(ids=np.array([1, 2, 4]))),
+        digest(Document(ids=ids, is_learnt=np.array([True, False, True]))),
+        digest(Document(ids=ids, is_learnt=np.array([True, True, False]))),
+    ]
+    assert len({whole, *others}) == 5
+
+
+@given(
+    documents=st.lists(
+        st.lists(st.tuples(st.integers(0, 70_000), st.booleans()), max_size=12), min_size=1, max_size=8
+    ),
+    cut=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+)
+def test_documents_and_what_is_learnt_of_them_are_known_of_any_stretch(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[list[tuple[int, bool]]], cut: tuple[int, int]
+) -> None:
+    path = tmp_path_factory.mktemp("tokens") / "a.tokens"
+    write_token_file(
+        path,
+        [
+            Document(
+                ids=np.array([token for token, _ in document], dtype=np.int64),
+                is_learnt=np.array([learnt for _, learnt in document], dtype=np.bool_),
+            )
+            for document in documents
+        ],
+        vocab_size=70_001,
+        tokenizer="test",
+    )
+    file = open_token_file(path)
+    filled = [document for document in documents if document]
+    expected = [(number, learnt) for number, document in enumerate(filled) for _, learnt in document]
+    start, stop = min(*cut, len(expected)), min(max(cut), len(expected))
+    assert file.documents(start, stop).tolist() == [number for number, _ in expected[start:stop]]
+    if filled:
+        assert file.is_learnt(start, stop).tolist() == [learnt for _, learnt in expected[start:stop]]
+        assert file.ids.tolist() == [token for document in documents for token, _ in document]
+
+
+def test_bad_rows_are_counted_and_the_first_of_them_named_whatever_they_hold(tmp_path: Path) -> None:
+    """B035."""
+    rows = [BadRow(place="ü" * 5000 + f":{number}", reason='\n"\\' * 5000) for number in range(7)]
+    documents = [rows[0], Document(ids=np.array([1, 2])), *rows[1:]]
+    written = write_token_file(tmp_path / "a.tokens", documents, vocab_size=260, tokenizer="bytes")
+    header = read_header(tmp_path / "a.tokens")
+    assert header == written
+    assert (header.num_bad_rows, header.num_documents, header.count) == (7, 1, 2)
+    assert len(header.bad_rows) == 3
+    assert header.bad_rows[0].startswith("ü")
+    assert ":0: " in header.bad_rows[0]
+    assert "\n" not in header.bad_rows[0]
 
 
 def test_a_file_of_no_tokens_can_be_read(tmp_path: Path) -> None:
     header = write(tmp_path / "a.tokens")
-    assert map_tokens(tmp_path / "a.tokens", header).size == 0
+    file = open_token_file(tmp_path / "a.tokens")
+    assert header.count == file.ids.size == file.starts.size == 0
 
 
 def test_a_cut_file_is_refused_with_both_sizes(tmp_path: Path) -> None:
     path = tmp_path / "a.tokens"
     write(path, [1, 2, 3])
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"a\.tokens has 4101 bytes where its header says 4102"):
+    with pytest.raises(DataError, match=r"a\.tokens has 4111 bytes where its header says 4112"):
         read_header(path)
 
 
 def test_another_kind_of_file_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "a.tokens").write_text("hello")
-    with pytest.raises(DataError, match="is not a token file: make one with `shardyard-worker data prepare`"):
+    with pytest.raises(
+        DataError, match="is not a token file of this version: make one with `shardyard data prepare`"
+    ):
         read_header(tmp_path / "a.tokens")
 
 
@@ -71,13 +131,13 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     write(path, [1, 2, 3])
 
     def parts() -> object:
-        yield np.array([4])
+        yield Document(ids=np.array([4]))
         raise OSError(28, "No space left on device")
 
     with pytest.raises(StorageError, match=r"cannot write token file .*a\.tokens.*No space left"):
         write_token_file(path, parts(), vocab_size=260, tokenizer="bytes")  # type: ignore[arg-type]
     assert [file.name for file in tmp_path.iterdir()] == ["a.tokens"]
-    assert map_tokens(path, read_header(path)).tolist() == [1, 2, 3]
+    assert open_token_file(path).ids.tolist() == [1, 2, 3]
 
 
 def test_a_directory_means_its_token_files_by_name(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from workers.contract.config import TrainingConfig
 from workers.data import DataError
+from workers.data.document import Document
 from workers.data.token_file import write_token_file
 from workers.models import Task, load_task, open_dataset
 
@@ -89,14 +90,20 @@ def tokens_config(path: Path, **model: object) -> TrainingConfig:
 
 
 def test_token_files_say_how_many_rows_the_table_needs(tmp_path: Path) -> None:
-    write_token_file(tmp_path / "a.tokens", [np.arange(100)], vocab_size=1000, tokenizer="other")
-    write_token_file(tmp_path / "b.tokens", [np.arange(100)], vocab_size=1200, tokenizer="other")
+    write_token_file(
+        tmp_path / "a.tokens", [Document(ids=np.arange(100))], vocab_size=1000, tokenizer="other"
+    )
+    write_token_file(
+        tmp_path / "b.tokens", [Document(ids=np.arange(100))], vocab_size=1200, tokenizer="other"
+    )
     module = load_task(tokens_config(tmp_path)).build()
     assert module.get_parameter("model.embed_tokens.weight").shape[0] == 1200
 
 
 def test_a_table_that_is_too_small_for_the_tokens_is_refused_before_training(tmp_path: Path) -> None:
     task = load_task(tokens_config(tmp_path, vocab_size=300))
-    write_token_file(tmp_path / "a.tokens", [np.arange(100)], vocab_size=1000, tokenizer="other")
+    write_token_file(
+        tmp_path / "a.tokens", [Document(ids=np.arange(100))], vocab_size=1000, tokenizer="other"
+    )
     with pytest.raises(DataError, match=r"model\.vocab_size: 300 is below the 1000 ids"):
         open_dataset(task, tmp_path / "cache")
