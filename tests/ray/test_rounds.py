@@ -17,6 +17,7 @@ def result_of(run: Run) -> dict:
 
 
 def test_a_killed_run_ends_with_the_same_loss_and_every_sample_once(run: Run, tmp_path: Path):
+    """B009."""
     undisturbed = Run(tmp_path / "undisturbed", run.environment).start(llama())
     run.start(llama())
     run.wait_event("checkpoint_published", number=2)

@@ -55,6 +55,7 @@ def test_a_rank_tells_ready_then_its_first_step_and_is_done_last(server, tmp_pat
 
 
 def test_the_first_failing_rank_is_named_with_its_traceback(server, tmp_path):
+    """B094."""
     both = Round(server, tmp_path, misbehaving(do="raises", rank=1, step=3))
     verdict = both.verdict()
     assert (verdict.failure_class, verdict.first_rank) == (FailureClass.USER_CODE, 1)
@@ -66,6 +67,7 @@ def test_the_first_failing_rank_is_named_with_its_traceback(server, tmp_path):
 
 
 def test_an_exit_code_of_user_code_is_kept(server, tmp_path):
+    """B098."""
     both = Round(server, tmp_path, misbehaving(do="exits", rank=1))
     both.wait_for_all()
     endings = both.end()
@@ -81,6 +83,7 @@ def test_leaving_early_with_code_zero_is_no_success(server, tmp_path):
 
 
 def test_a_signal_is_told_with_phase_and_step(server, tmp_path):
+    """B098."""
     verdict = Round(server, tmp_path, misbehaving(do="segfaults", rank=1, step=4)).verdict()
     assert (verdict.failure_class, verdict.first_rank) == (FailureClass.RANK_LOST, 1)
     assert (verdict.phase, verdict.step) == ("step", 4)
@@ -93,6 +96,7 @@ def test_running_out_of_memory_is_told_apart(server, tmp_path):
 
 
 def test_the_specs_environment_is_there_when_user_code_is_imported(server, tmp_path):
+    """B100."""
     both = Round(server, tmp_path, misbehaving(steps=2))
     both.wait_for_all()
     both.end()
