@@ -75,13 +75,7 @@ WORKER_LIMIT: Final = 4096
 # Keys and values that the design names and this version does not have: path -> value (or "*") -> remedy.
 NOT_YET: Final[Mapping[str, Mapping[str, str]]] = {
     "model.kind": {"hf": "use `llama`, or `task` with your own module"},
-    "data.kind": {
-        "jsonl": "use `text` or `tokens`",
-        "parquet": "use `text` or `tokens`",
-        "mixture": "use `text` or `tokens`",
-        "hf": "use `text` or `tokens`",
-    },
-    "data.tokenizer": {"bpe": "use `bytes`"},
+    "data.kind": {"hf": "save the data set as JSON lines or Parquet, and use `jsonl` or `parquet`"},
     "data.attention": {"within": "leave it out: a window is one stream"},
     "engine.shard_group_size": {"*": "leave it out: all ranks are one group"},
     "engine.kind": {"deepspeed": "use `fsdp` or `ddp`", "auto": "name the engine: `fsdp` or `ddp`"},

@@ -19,7 +19,7 @@ class BpeTokenizer(Strict):
     """Byte-level BPE, trained on the job's own text the first time and kept with the tokens."""
 
     kind: Literal["bpe"]
-    vocab_size: PositiveInt = 4096
+    vocab_size: Annotated[PositiveInt, Field(ge=259)] = 4096  # 256 bytes and three marks are always in it
 
 
 class FileTokenizer(Strict):
