@@ -2,11 +2,13 @@
 
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 -- as everybody calls it
@@ -232,9 +234,39 @@ class NetTask:
         return Rows(self.digest)
 
 
-def make_task(net: str, **options: Any) -> NetTask:
+class _Traced(np.ndarray):
+    """An array that can be watched: it lives as long as the memory of a tensor over it."""
+
+
+@dataclass
+class DeferredNetTask(NetTask):
+    """The same weights, one by one: fulfils `workers.models.task.DeferredTask`."""
+
+    asked: list[str] = field(default_factory=list)
+    most_alive: int = 0  # values that were held at a time
+    _values: dict[str, np.ndarray] = field(default_factory=dict)
+    _handed_out: list[weakref.ref[np.ndarray]] = field(default_factory=list)
+
+    def build(self) -> nn.Module:
+        module = super().build()
+        for name, parameter in module.named_parameters():
+            self._values[name] = parameter.detach().numpy()
+            empty = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+            torch.utils.swap_tensors(parameter, empty)
+        return module
+
+    def initial_weight(self, name: str) -> torch.Tensor:
+        self.asked.append(name)
+        value = self._values[name].copy().view(_Traced)
+        if value.size > 1:  # fewer elements have nothing to cut and are kept whole
+            self._handed_out.append(weakref.ref(value))
+        self.most_alive = max(self.most_alive, sum(1 for one in self._handed_out if one() is not None))
+        return torch.from_numpy(value)
+
+
+def make_task(net: str, *, deferred: bool = False, **options: Any) -> NetTask:
     """Make a task by name: what a job file's `model.target` names."""
-    return NetTask((NETS | MORE_NETS)[net], **options)
+    return (DeferredNetTask if deferred else NetTask)((NETS | MORE_NETS)[net], **options)
 
 
 def make_config(**changes: Any) -> TrainingConfig:

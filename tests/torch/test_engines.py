@@ -101,6 +101,25 @@ def test_every_net_trains_as_in_one_process(ranks: "Launcher", engine: str, worl
                 raise AssertionError(f"net {net!r} with {engine} on {world_size} ranks: {error}") from error
 
 
+def train_deferred(world: World, runs: list[tuple[str, dict[str, Any]]]) -> list[tuple[Run, list[str], int]]:
+    found = []
+    for net, changes in runs:
+        task = make_task(net, deferred=True)
+        found.append((Trainer(world, task, changes).run(), task.asked, task.most_alive))
+    return found
+
+
+def test_weights_that_come_one_by_one_train_as_those_that_were_built(ranks: "Launcher") -> None:
+    """B047: the buffers are real; no rank that shards holds a second whole parameter, tied ones are asked for once."""
+    nets = ("tied", "shared_layer", "odd_sizes", "empty_layer", "uneven_frozen", "table")
+    runs = [(net, changes) for net in nets for changes in ENGINES.values()]
+    for results in ranks(train_deferred, 3, runs):
+        for (net, changes), (run, asked, most_alive) in zip(runs, results, strict=True):
+            assert_equal_runs(run, reference(net))
+            assert asked == list(dict.fromkeys(asked)) == list(run.weights)
+            assert most_alive == 1 or changes is ENGINES["ddp"]
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_cut_of_a_global_batch_changes_nothing(ranks: "Launcher", world_size: int) -> None:
     """B036, B052: 16 x 1, 4 x 4, 2 workers x 2 x 4 and so on, with clipping on, give one loss, norm and update."""

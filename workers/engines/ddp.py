@@ -14,6 +14,7 @@ from workers.engines.buckets import GradientBuckets
 from workers.engines.layout import publish, replicated
 from workers.engines.precision import torch_dtype
 from workers.engines.units import cast_inputs
+from workers.engines.weights import InitialWeights, fill
 from workers.world import World
 
 
@@ -21,8 +22,16 @@ class ReplicatedLayout:
     """Implements `Layout` for whole parameters on every rank."""
 
     def __init__(
-        self, module: nn.Module, units: Sequence[nn.Module], precision: Precision, world: World
+        self,
+        module: nn.Module,
+        units: Sequence[nn.Module],
+        weights: InitialWeights,
+        precision: Precision,
+        world: World,
     ) -> None:
+        for name, parameter in module.named_parameters():
+            fill(parameter, weights.take(name, parameter).to(world.device))
+        module.to(world.device)  # the buffers
         compute = torch_dtype(precision.params)
         self.parameters = [replicated(name, working, compute) for name, working in module.named_parameters()]
         if compute != torch.float32:

@@ -16,8 +16,9 @@ from torch.distributed.tensor import DTensor
 from workers.contract.config import Engine as EngineConfig
 from workers.contract.config import Precision, Prefetch
 from workers.engines.buckets import GradientBuckets
-from workers.engines.layout import LocalParameter, publish, replicated
+from workers.engines.layout import LocalParameter, at_place_of, publish, replicated
 from workers.engines.precision import torch_dtype
+from workers.engines.weights import InitialWeights, fill
 from workers.world import World
 
 
@@ -28,12 +29,14 @@ class ShardedLayout:
         self,
         module: nn.Module,
         units: Sequence[nn.Module],
+        weights: InitialWeights,
         engine: EngineConfig,
         precision: Precision,
         world: World,
     ) -> None:
         self._keeps_gathered = engine.stage == 2
         self._root = _shard(module, units, engine, precision, world)
+        _fill_shards(module, weights, world)
         compute = torch_dtype(precision.params)
         self.parameters = [_view(name, working, compute) for name, working in module.named_parameters()]
         trainable = [p for p in self.parameters if p.master.requires_grad]
@@ -97,6 +100,32 @@ def _shard(
             part.set_force_sum_reduction_for_comms(enable=True)
     _set_prefetch([cast(FSDPModule, unit) for unit in units], engine.prefetch)
     return root
+
+
+def _fill_shards(module: nn.Module, weights: InitialWeights, world: World) -> None:
+    """Give each parameter of the sharded module its value: this rank's rows of it, or all where it was not cut."""
+    owners: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name)
+    for name, parameter in list(module.named_parameters()):
+        if not isinstance(parameter, DTensor):
+            fill(parameter, weights.take(name, parameter).to(world.device))
+            continue
+        local = _shard_of(weights.take(name, parameter), parameter, world)
+        shard = nn.Parameter(local, requires_grad=parameter.requires_grad)
+        for place in owners[id(parameter)]:
+            path, _, leaf = place.rpartition(".")
+            # `load_state_dict` and not `setattr`: it tells FSDP, which pads the shard and keeps it from then on.
+            module.get_submodule(path).load_state_dict({leaf: shard}, strict=False, assign=True)
+
+
+def _shard_of(value: torch.Tensor, parameter: DTensor, world: World) -> DTensor:
+    """Return this rank's rows of `value`, in memory of their own, at the place that `parameter` has."""
+    axis = parameter.device_mesh.ndim - 1  # the last one shards; one before it would replicate
+    rows_per_rank = -(-value.shape[0] // parameter.device_mesh.size(axis))
+    first = min(parameter.device_mesh.get_local_rank(axis) * rows_per_rank, value.shape[0])
+    rows = value[first : first + rows_per_rank].to(world.device, copy=True)
+    return at_place_of(parameter, rows)
 
 
 def _set_prefetch(units: Sequence[FSDPModule], prefetch: Prefetch) -> None:

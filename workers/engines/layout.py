@@ -29,16 +29,18 @@ class LocalParameter:
     def as_global(self, local: torch.Tensor) -> torch.Tensor:
         """Return `local`, which lies as `master` does, as a tensor that knows its place in the whole; same memory."""
         working = self.working.data
-        if not isinstance(working, DTensor):
-            return local
-        return DTensor.from_local(
-            local,
-            working.device_mesh,
-            working.placements,
-            run_check=False,
-            shape=working.shape,
-            stride=working.stride(),
-        )
+        return at_place_of(working, local) if isinstance(working, DTensor) else local
+
+
+def at_place_of(placed: DTensor, local: torch.Tensor) -> DTensor:
+    """Return this rank's `local` as the tensor that is cut as `placed` is; same memory, on whatever device it lies.
+
+    `DTensor.from_local` would move a shard in host memory to the mesh's device (torch 2.13); FSDP builds its own so.
+    """
+    spec = placed._spec
+    assert spec.tensor_meta is not None
+    assert spec.tensor_meta.dtype == local.dtype
+    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def replicated(name: str, working: nn.Parameter, compute: torch.dtype) -> LocalParameter:
