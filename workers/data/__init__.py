@@ -53,8 +53,9 @@ def load_dataset(data: TokenData, cache_dir: Path) -> TokenDataset | Mixture:
     """
     tokenizer = open_tokenizer(data, cache_dir)
     if isinstance(data, MixtureData):
-        sources = {name: _open(source.data, tokenizer, cache_dir) for name, source in data.sources.items()}
-        return Mixture(sources, weights=[source.weight for source in data.sources.values()])
+        named = sorted(data.sources.items())  # so that no copy of a job file can deal them in another order
+        sources = {name: _open(source.data, tokenizer, cache_dir) for name, source in named}
+        return Mixture(sources, weights=[source.weight for _, source in named])
     return _open(data, tokenizer, cache_dir)
 
 
