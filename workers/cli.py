@@ -1,13 +1,17 @@
 """`shardyard-worker`: what runs on nodes, and what needs torch without a cluster. People use `shardyard`."""
 
+import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter
 
-from workers.contract.config import TextData, TrainingConfig
+from workers.contract.config import TrainingConfig
+from workers.contract.data_config import TokenData
 from workers.driver.local_home import local_home
 from workers.errors import WorkerError
 
@@ -89,17 +93,22 @@ def generate(
 
 @data_app.command()
 def prepare(
-    path: Annotated[str, typer.Argument(help="A directory, a file, or `python-stdlib`.")],
-    to: Annotated[Path, typer.Option(help="The directory for the token file.")],
-    pattern: Annotated[str, typer.Option(help="Which files.")] = "*.py",
+    section: Annotated[str, typer.Argument(help="The `data` section of a job as JSON.")],
+    to: Annotated[Path, typer.Option(help="The directory to write; missing or empty.")],
+    address: Annotated[str | None, typer.Option(help="A Ray cluster; without it one of our own.")] = None,
+    part_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Source bytes of a token file at least.")
+    ] = None,
 ) -> None:
-    """Turn text into a token file that `data.kind: tokens` reads."""
-    from workers.data.corpus import find_corpus
-    from workers.data.prepare import prepare as prepare_tokens
-    from workers.data.tokenizer import ByteTokenizer
+    """Turn rows into token files that `data.kind: tokens` reads; prints the index of each directory, one a line."""
+    data = TypeAdapter[TokenData](TokenData).validate_json(section)
+    with local_home(os.environ) if address is None else nullcontext(Path()) as home:
+        from workers.prepare_tokens import PART_BYTES, prepare_tokens, ray_for_preparing
 
-    corpus = find_corpus(TextData(kind="text", path=path, pattern=pattern))
-    typer.echo(str(prepare_tokens(corpus, ByteTokenizer(), to)))
+        with ray_for_preparing(address, home):
+            indexes = prepare_tokens(data, to, part_bytes=part_bytes or PART_BYTES)
+    for name, index in indexes.items():
+        typer.echo(json.dumps({"directory": str(to.absolute() / name), **index.model_dump(mode="json")}))
 
 
 def _config_of(run_dir: Path) -> TrainingConfig:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from orchestrator.cli import job_commands, record_commands, yard_commands
+from orchestrator.cli import data_commands, job_commands, record_commands, yard_commands
 from orchestrator.cli.exit_code import MEANING
 
 HELP: Final = "Train a model from one YAML file on a Ray cluster, whatever dies on the way."
@@ -33,6 +33,7 @@ SECTIONS: Final = {
         record_commands.export,
     ),
 }
+GROUPS: Final = {"data": data_commands.data}  # a name of its own before each command; told under "Data"
 
 
 class Sections(TyperGroup):
@@ -40,10 +41,11 @@ class Sections(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write one table a section, the names in one column throughout."""
-        names = [function.__name__ for functions in SECTIONS.values() for function in functions]
-        width = max(map(len, names))
-        for title, functions in SECTIONS.items():
-            rows = [(function.__name__, self.commands[function.__name__]) for function in functions]
+        told = {title: [function.__name__ for function in functions] for title, functions in SECTIONS.items()}
+        told["Data"] = list(GROUPS)
+        width = max(len(name) for names in told.values() for name in names)
+        for title, names in told.items():
+            rows = [(name, self.commands[name]) for name in names]
             with formatter.section(title):
                 formatter.write_dl(
                     [(name.ljust(width), command.get_short_help_str(limit=200)) for name, command in rows]
@@ -70,6 +72,8 @@ def build_app() -> typer.Typer:
     for functions in SECTIONS.values():
         for function in functions:
             app.command(context_settings={"max_content_width": 100})(function)
+    for name, group in GROUPS.items():
+        app.add_typer(group, name=name)
     return app
 
 

@@ -96,6 +96,7 @@ class TaskData(Strict):
 
 
 SourceName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+RowData = Annotated[TextData | JsonlData | ParquetData, Field(discriminator="kind")]
 SourceData = Annotated[TextData | JsonlData | ParquetData | TokensData, Field(discriminator="kind")]
 
 

@@ -18,7 +18,7 @@ from workers.data.mixture import Mixture
 from workers.data.order import SampleOrder, sample_order
 from workers.data.prepare import open_tokenizer, prepare, vocab_size_of
 from workers.data.token_dataset import TokenDataset
-from workers.data.token_set import token_files
+from workers.data.token_index import token_files
 from workers.data.tokenizer import Tokenizer
 
 __all__ = [

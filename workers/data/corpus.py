@@ -9,10 +9,9 @@ from typing import Final
 
 import xxhash
 
-from workers.contract.config import JsonlData, ParquetData, TextData
+from workers.contract.config import TextData
+from workers.contract.data_config import RowData
 from workers.data.dataset import DataError
-
-RowData = TextData | JsonlData | ParquetData
 
 STDLIB: Final = "python-stdlib"
 _READ_BYTES: Final = 1 << 20

@@ -15,20 +15,21 @@ from typing import assert_never
 
 import xxhash
 
-from workers.contract.config import (
+from workers.contract.data_config import (
     BpeTokenizer,
     BytesTokenizer,
     FileTokenizer,
     MixtureData,
+    RowData,
     TokenData,
     TokensData,
 )
-from workers.data.corpus import Corpus, RowData, find_corpus
+from workers.data.corpus import Corpus, find_corpus
 from workers.data.dataset import DataError
 from workers.data.encode import encode_rows, texts_of
 from workers.data.rows import read_rows
 from workers.data.token_file import SUFFIX, TokenHeader, read_header, write_token_file
-from workers.data.token_set import token_files
+from workers.data.token_index import token_files
 from workers.data.tokenizer import NAME, VOCAB_SIZE, ByteTokenizer, Tokenizer
 from workers.data.tokenizer_file import FILE_NAME, TokenizerFile, read_tokenizer, train_bpe
 from workers.errors import StorageError

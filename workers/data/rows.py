@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
-from workers.contract.config import JsonlData, ParquetData, TextData
+from workers.contract.data_config import JsonlData, ParquetData, RowData, TextData
 from workers.data.chat import LEARNT_ROLE
-from workers.data.corpus import RowData, unreadable
+from workers.data.corpus import unreadable
 from workers.data.dataset import DataError
 from workers.data.document import BadRow, ChatRow, Message, Row, TextRow
 

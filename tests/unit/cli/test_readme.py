@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.app import SECTIONS
+from orchestrator.cli.app import GROUPS, SECTIONS
 from orchestrator.cli.exit_code import CliError
 from orchestrator.cli.job_file import JobFile
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = {function.__name__ for functions in SECTIONS.values() for function in functions}
+COMMANDS = {function.__name__ for functions in SECTIONS.values() for function in functions} | set(GROUPS)
 
 
 def test_its_job_file_is_valid() -> None:
