@@ -26,6 +26,7 @@ class World:
     device: torch.device
     group: dist.ProcessGroup  # trains: gloo on the CPU, NCCL on CUDA
     checkpoint_group: dist.ProcessGroup  # gloo, for the saver's thread alone
+    store: Store  # of this round: words between ranks that are no collective
 
     def sum_over_ranks(self, values: Sequence[int]) -> list[int]:
         """Add integers up over the ranks, position by position."""
@@ -92,9 +93,14 @@ def meet(
     assert group is not None
     assert checkpoint_group is not None
     world = World(
-        rank=rank, world_size=world_size, device=device, group=group, checkpoint_group=checkpoint_group
+        rank=rank,
+        world_size=world_size,
+        device=device,
+        group=group,
+        checkpoint_group=checkpoint_group,
+        store=store,
     )
-    _test_reductions(world)
+    _test_collectives(world)
     return world
 
 
@@ -125,21 +131,39 @@ def _wait_for_all(address: str, prefix: str, rank: int, world_size: int, timeout
     return store
 
 
-def _test_reductions(world: World) -> None:
-    """Check that the backend sums when it says sum and averages when it says average.
+def _test_collectives(world: World) -> None:
+    """Check that the backend computes what it says, in each collective that engines use. Raises CollectiveError.
 
-    Some versions of gloo returned the sum for an average (pytorch/pytorch#162338): gradients N times too large, and
-    no error. Costs two collectives of a few bytes.
+    Some versions of gloo returned the sum for an average in reduce-scatter (pytorch/pytorch#162338): gradients N times
+    too large, and no error. Costs five collectives of a few bytes.
     """
+    size, rank = world.world_size, world.rank
+    total, mean = sum(range(1, size + 1)), (size + 1) / 2
+    mine = torch.full((1,), rank + 1.0, device=world.device)
     for name, operation, expected in (
-        ("sum", dist.ReduceOp.SUM, sum(range(1, world.world_size + 1))),
-        ("average", dist.ReduceOp.AVG, (world.world_size + 1) / 2),
+        ("sum", dist.ReduceOp.SUM, total),
+        ("average", dist.ReduceOp.AVG, mean),
     ):
-        given = torch.full((world.world_size,), world.rank + 1.0, device=world.device)
         received = torch.empty(1, device=world.device)
-        dist.reduce_scatter_single(received, given, op=operation, group=world.group)
-        if received.item() != expected:
-            raise CollectiveError(
-                f"reduce-scatter with {name} gave {received.item()} instead of {expected} over "
-                f"{world.world_size} ranks: this backend would train with wrong gradients"
-            )
+        dist.reduce_scatter_single(received, mine.repeat(size), op=operation, group=world.group)
+        _check_collective(f"reduce-scatter with {name}", received, [expected], size)
+    for name, operation, expected in (
+        ("sum", dist.ReduceOp.SUM, total),
+        ("maximum", dist.ReduceOp.MAX, size),
+    ):
+        received = mine.clone()
+        dist.all_reduce(received, op=operation, group=world.group)
+        _check_collective(f"all-reduce with {name}", received, [expected], size)
+    gathered = torch.empty(size, device=world.device)
+    dist.all_gather_single(gathered, mine, group=world.group)
+    _check_collective("all-gather", gathered, [r + 1.0 for r in range(size)], size)
+
+
+def _check_collective(what: str, received: torch.Tensor, expected: Sequence[float], world_size: int) -> None:
+    found = received.tolist()
+    if found != list(expected):
+        wanted, got = (values[0] if len(values) == 1 else list(values) for values in (expected, found))
+        raise CollectiveError(
+            f"{what} gave {got} instead of {wanted} over {world_size} ranks: "
+            "this backend would train with wrong gradients"
+        )

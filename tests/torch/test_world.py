@@ -54,13 +54,16 @@ def test_a_store_that_is_not_there_is_a_rendezvous_error(ranks: "Launcher") -> N
     assert "127.0.0.1:1" in outcome.error
 
 
-def join_with_an_average_that_sums(seat: "Seat") -> str:
-    honest = dist.reduce_scatter_single
+def join_over_a_lying_backend(seat: "Seat", collective: str) -> str:
+    honest = getattr(dist, collective)
 
-    def lying(output: torch.Tensor, given: torch.Tensor, **options: Any) -> Any:
-        return honest(output, given, **(options | {"op": dist.ReduceOp.SUM}))
+    def lying(output: torch.Tensor, *given: torch.Tensor, **options: Any) -> Any:
+        if collective == "reduce_scatter_single":
+            return honest(output, *given, **(options | {"op": dist.ReduceOp.SUM}))
+        honest(output, *given, **options)
+        return output.mul_(2)
 
-    world_module.dist.reduce_scatter_single = lying
+    setattr(world_module.dist, collective, lying)
     try:
         seat.join()
     except CollectiveError as error:
@@ -68,9 +71,20 @@ def join_with_an_average_that_sums(seat: "Seat") -> str:
     return "not noticed"
 
 
-def test_a_backend_that_sums_where_it_should_average_is_refused(ranks: "Launcher") -> None:
-    for message in ranks(join_with_an_average_that_sums, 2, join=False):
-        assert "reduce-scatter with average gave 3.0 instead of 1.5" in message
+@pytest.mark.parametrize(
+    ("collective", "message"),
+    [
+        ("reduce_scatter_single", "reduce-scatter with average gave 3.0 instead of 1.5"),
+        ("all_reduce", "all-reduce with sum gave 6.0 instead of 3"),
+        ("all_gather_single", "all-gather gave [2.0, 4.0] instead of [1.0, 2.0]"),
+    ],
+)
+def test_a_backend_that_computes_something_else_is_refused(
+    ranks: "Launcher", collective: str, message: str
+) -> None:
+    """B151: a sum where an average was asked for, and its like in the other collectives."""
+    for found in ranks(join_over_a_lying_backend, 2, collective, join=False):
+        assert message in found
 
 
 def wait_for_the_others(world: World) -> None:

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from workers.engines.usage import agree_on_use
+
 BUCKET_BYTES: Final = (
     25 * 2**20
 )  # of fp32 gradient per collective: large enough for bandwidth, small enough to overlap
@@ -67,9 +69,8 @@ class GradientBuckets:
             self._receive(bucket)
         if not self._used:
             return []
-        used = torch.tensor(self._used, dtype=torch.uint8, device=self._sums[0].device)
-        dist.all_reduce(used, op=dist.ReduceOp.MAX, group=self._group)
-        return [self._sums[index] if flag else None for index, flag in enumerate(used.tolist())]
+        used = agree_on_use(self._used, device=self._sums[0].device, group=self._group)
+        return [self._sums[index] if flag else None for index, flag in enumerate(used)]
 
     def _cut(self, parameters: Sequence[nn.Parameter]) -> list[_Bucket]:
         """Pack parameters into buckets, last ones first: that is about the order in which backward finishes them."""

@@ -5,13 +5,14 @@ from typing import assert_never
 from torch import nn
 
 from workers.contract.config import TrainingConfig
+from workers.engines.blocks import prepare_blocks
 from workers.engines.ddp import ReplicatedLayout
 from workers.engines.engine import Engine
 from workers.engines.fsdp import ShardedLayout
 from workers.engines.layout import Layout
 from workers.engines.names import read_names
 from workers.engines.native import NativeEngine
-from workers.engines.units import recompute_in_backward, sharding_units
+from workers.engines.units import sharding_units
 from workers.engines.weights import InitialWeights
 from workers.errors import ConfigError
 from workers.models.task import Task
@@ -30,8 +31,7 @@ def build_engine(config: TrainingConfig, task: Task, world: World) -> Engine:
     weights = InitialWeights(task, module)
     blocks = task.blocks(module)
     units = sharding_units(module, blocks)
-    if config.engine.activation_checkpointing == "full":
-        recompute_in_backward(blocks)
+    prepare_blocks(blocks, config.engine)
     layout: Layout
     match config.engine.kind:
         case "ddp":

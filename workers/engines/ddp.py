@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from workers.contract.config import Precision
+from workers.engines.batch_norm import statistics_parameters
 from workers.engines.buckets import GradientBuckets
 from workers.engines.layout import publish, replicated
 from workers.engines.precision import torch_dtype
@@ -33,7 +34,12 @@ class ReplicatedLayout:
             fill(parameter, weights.take(name, parameter).to(world.device))
         module.to(world.device)  # the buffers
         compute = torch_dtype(precision.params)
-        self.parameters = [replicated(name, working, compute) for name, working in module.named_parameters()]
+        kept = statistics_parameters(module)
+        self.parameters = [
+            replicated(name, working, torch.float32 if working in kept else compute)
+            for name, working in module.named_parameters()
+        ]
+        self.num_copies = 1
         if compute != torch.float32:
             for unit in (module, *units):
                 cast_inputs(unit, compute)
@@ -59,3 +65,6 @@ class ReplicatedLayout:
     def publish_masters(self) -> None:
         """See `Layout`."""
         publish(self.parameters)
+
+    def drop_gathered(self) -> None:
+        """See `Layout`; nothing is ever gathered."""

@@ -27,6 +27,10 @@ class StepOutput:
     grad_norm: float  # L2 over all parameters, before clipping
     tokens: int  # of the global batch
     is_finite: bool  # False: loss or norm is NaN or infinite, and no weight was touched
+    is_skipped: bool = (
+        False  # fp16: gradients overflowed, no weight was touched, the loss scale is lower; norm is 0
+    )
+    reason: str | None = None  # why there is no use in going on, where more is known than loss and norm tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,8 @@ class Engine(Protocol):
         """Return everything that a checkpoint holds, by canonical name, as live tensors: plain, or DTensor where sharded.
 
         `model.<fqn>` is the fp32 master, `optimizer.<fqn>.<moment>` and `optimizer.<fqn>.step` the optimizer's state of a
-        trainable parameter, `buffer.<fqn>` a persistent buffer. Complete from construction on; not collective.
+        trainable parameter, `buffer.<fqn>` a persistent buffer; with fp16 `scaler.scale` (0-dim fp32) and
+        `scaler.good_steps` (0-dim int64). Complete from construction on; not collective.
         """
         ...
 

@@ -71,6 +71,11 @@ class Layout(Protocol):
         """Every parameter once, in the module's order."""
         ...
 
+    @property
+    def num_copies(self) -> int:
+        """On how many ranks each shard lies: 1, or the number of groups of a hybrid layout."""
+        ...
+
     def before_backward(self, *, is_first: bool, is_last: bool) -> None:
         """Prepare the forward and backward of one micro-batch of a step."""
         ...
@@ -88,4 +93,8 @@ class Layout(Protocol):
 
     def publish_masters(self) -> None:
         """Bring what forward reads up to the masters, after an update or a load."""
+        ...
+
+    def drop_gathered(self) -> None:
+        """Let go of what was gathered for forwards that no backward followed. Local."""
         ...

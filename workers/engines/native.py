@@ -8,8 +8,10 @@ import torch.distributed as dist
 from torch import nn
 
 from workers.contract.config import Train
+from workers.engines.batch_norm import RunningStatistics
 from workers.engines.engine import Evaluation, StepOutput, WeightedBatch
 from workers.engines.layout import Layout
+from workers.engines.loss_scaler import LossScaler
 from workers.engines.names import ModuleNames
 from workers.engines.optimizer import build_optimizer, clip_factor, square_sum
 from workers.memory import static_bytes, storage_bytes
@@ -30,6 +32,8 @@ class NativeEngine:
         self._layout = layout
         self._grad_clip = train.grad_clip
         self._world = world
+        self._statistics = RunningStatistics(module, world)
+        self._scaler = LossScaler(train.precision) if train.precision.params == "fp16" else None
         self._trainable = [p for p in layout.parameters if p.master.requires_grad]
         self._optimizer = build_optimizer(train.optimizer, [p.master for p in self._trainable])
         self._gradient_bytes = 0
@@ -37,15 +41,21 @@ class NativeEngine:
     def train_step(self, micro_batches: Sequence[WeightedBatch], *, learning_rate: float) -> StepOutput:
         """See `Engine`. Forward and backward of each micro-batch, reduce, agree on loss and norm, clip, update."""
         (tokens,) = self._world.sum_over_ranks([sum(batch.num_tokens for batch in micro_batches)])
-        local_loss = self._backward(micro_batches, max(tokens, 1))
+        scale = self._scaler.scale if self._scaler else 1.0
+        self._statistics.begin_step()
+        local_loss = self._backward(micro_batches, max(tokens, 1), scale)
         self._layout.reduce_gradients()
         self._gradient_bytes = storage_bytes(self._gradients())
         loss, norm = self._agree(local_loss)
-        is_finite = math.isfinite(loss) and math.isfinite(norm)
-        if is_finite:
-            self._update(clip_factor(norm, self._grad_clip), learning_rate)
+        output = self._judge(loss, norm / scale, tokens)
+        is_taken = output.is_finite and not output.is_skipped
+        if is_taken:
+            self._update(clip_factor(output.grad_norm, self._grad_clip) / scale, learning_rate)
+        self._statistics.end_step(
+            is_taken=is_taken, has_counted=any(batch.is_counted for batch in micro_batches)
+        )
         self._layout.clear_gradients()
-        return StepOutput(loss=loss, grad_norm=norm, tokens=tokens, is_finite=is_finite)
+        return output
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[WeightedBatch]) -> Evaluation:
@@ -56,8 +66,9 @@ class NativeEngine:
             batch = {key: value.to(self._world.device) for key, value in micro.batch.items()}
             seed_streams(micro.seed)
             loss_sum = self._task.loss_sum(self._module, batch)
-            total += loss_sum if micro.is_counted else loss_sum * 0.0
+            total += loss_sum if micro.is_counted else 0.0
         self._module.train()
+        self._layout.drop_gathered()
         (tokens,) = self._world.sum_over_ranks([sum(batch.num_tokens for batch in micro_batches)])
         dist.all_reduce(total, group=self._world.group)
         return Evaluation(loss=float(total) / tokens if tokens else math.nan, tokens=tokens)
@@ -76,7 +87,7 @@ class NativeEngine:
         for name, buffer in self._module.named_buffers():
             if name in self._names.persistent_buffers:
                 tensors[f"buffer.{name}"] = buffer
-        return tensors
+        return tensors | (self._scaler.state() if self._scaler else {})
 
     def aliases(self) -> Mapping[str, str]:
         """See `Engine`."""
@@ -98,19 +109,38 @@ class NativeEngine:
         )
         return held | {"gradients": self._gradient_bytes}
 
-    def _backward(self, micro_batches: Sequence[WeightedBatch], tokens: int) -> torch.Tensor:
-        """Accumulate gradients of sum(loss) / tokens; return this rank's part of the loss, 0-dim fp64."""
+    def _backward(self, micro_batches: Sequence[WeightedBatch], tokens: int, scale: float) -> torch.Tensor:
+        """Accumulate gradients of scale * sum(loss) / tokens; return this rank's part of the loss, 0-dim fp64."""
         total = torch.zeros((), dtype=torch.float64, device=self._world.device)
         last = len(micro_batches) - 1
         for i, micro in enumerate(micro_batches):
             self._layout.before_backward(is_first=i == 0, is_last=i == last)
             batch = {key: value.to(self._world.device) for key, value in micro.batch.items()}
             seed_streams(micro.seed)
-            loss_sum = self._task.loss_sum(self._module, batch)
-            loss = loss_sum / tokens if micro.is_counted else loss_sum * 0.0
-            loss.backward()  # type: ignore[no-untyped-call]
+            with self._statistics.only_if(is_counted=micro.is_counted):
+                loss_sum = self._task.loss_sum(self._module, batch)
+                loss = loss_sum / tokens if micro.is_counted else loss_sum * 0.0
+                (loss * scale).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
+
+    def _judge(self, loss: float, norm: float, tokens: int) -> StepOutput:
+        """Say whether the step can be taken, and move the loss scale. From values that are the same on all ranks."""
+        is_finite = math.isfinite(loss)
+        overflowed = is_finite and not math.isfinite(norm)
+        if self._scaler is None or not is_finite:
+            return StepOutput(
+                loss=loss, grad_norm=norm, tokens=tokens, is_finite=is_finite and not overflowed
+            )
+        decision = self._scaler.after_backward(overflowed=overflowed)
+        return StepOutput(
+            loss=loss,
+            grad_norm=norm if decision.gives_up or not overflowed else 0.0,
+            tokens=tokens,
+            is_finite=decision.gives_up is None,
+            is_skipped=decision.is_skipped,
+            reason=decision.gives_up,
+        )
 
     def _gradients(self, *, sharded: bool | None = None) -> Iterator[torch.Tensor]:
         for parameter in self._trainable:
@@ -129,7 +159,7 @@ class NativeEngine:
             float(value) for value in sums.tolist()
         )  # a synchronisation point on CUDA, the only one
         replicated = float(square_sum(self._gradients(sharded=False), device))
-        return loss, math.sqrt(squares + replicated)
+        return loss, math.sqrt(squares / self._layout.num_copies + replicated)
 
     def _update(self, factor: float, learning_rate: float) -> None:
         if factor != 1.0:

@@ -25,7 +25,7 @@ def build_optimizer(config: OptimizerConfig, masters: Sequence[nn.Parameter]) ->
     if config.name == "adamw":
         optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
     else:
-        optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.betas[0])
+        optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.betas[0], fused=True)
     for master in masters:
         optimizer.state[master] = _zero_state(config, master)
     return optimizer

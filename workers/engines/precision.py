@@ -5,4 +5,4 @@ import torch
 
 def torch_dtype(name: str) -> torch.dtype:
     """Return the dtype that the job file calls `name`."""
-    return {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]

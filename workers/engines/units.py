@@ -1,14 +1,12 @@
-"""How a module is cut into units: what is gathered together, cast together and recomputed together."""
+"""How a module is cut into units: what is gathered together, cast together."""
 
 import logging
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
-from torch.utils.checkpoint import checkpoint
 
 from workers.errors import ConfigError
 
@@ -37,15 +35,6 @@ def sharding_units(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Mo
             len(blocks),
         )
     return units
-
-
-def recompute_in_backward(blocks: Sequence[nn.Module]) -> None:
-    """Let each block keep only its inputs and run its forward again in backward (full activation checkpointing).
-
-    The forward itself is replaced, so names of parameters stay and hooks of engines lie outside.
-    """
-    for block in dict.fromkeys(blocks):
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def cast_inputs(module: nn.Module, dtype: torch.dtype) -> None:

@@ -6,7 +6,7 @@ from torch import nn
 
 from workers.engines.names import read_names
 from workers.engines.optimizer import clip_factor
-from workers.engines.units import cast_inputs, recompute_in_backward, sharding_units
+from workers.engines.units import cast_inputs, sharding_units
 from workers.errors import ConfigError
 
 
@@ -45,20 +45,6 @@ def test_a_block_inside_a_block_is_no_unit_and_neither_is_the_outer_one() -> Non
 def test_a_block_of_another_module_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no part of build\(\)'s: \['Linear'\]"):
         sharding_units(net(), [nn.Linear(1, 1)])
-
-
-def test_recomputing_changes_neither_names_nor_gradients() -> None:
-    plain, recomputing = net(), net()
-    recomputing.load_state_dict(plain.state_dict())
-    recompute_in_backward([*recomputing, recomputing[0]])
-    assert list(recomputing.state_dict()) == list(plain.state_dict())
-    for module in (plain, recomputing):
-        torch.manual_seed(1)
-        module(torch.ones(2, 4)).square().sum().backward()
-    for one, other in zip(plain.parameters(), recomputing.parameters(), strict=True):
-        assert one.grad is not None
-        assert other.grad is not None
-        assert one.grad.equal(other.grad)
 
 
 def test_inputs_are_cast_wherever_they_are_and_integers_are_not() -> None:
