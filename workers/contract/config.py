@@ -77,14 +77,9 @@ NOT_YET: Final[Mapping[str, Mapping[str, str]]] = {
     "model.kind": {"hf": "use `llama`, or `task` with your own module"},
     "data.kind": {"hf": "save the data set as JSON lines or Parquet, and use `jsonl` or `parquet`"},
     "data.attention": {"within": "leave it out: a window is one stream"},
-    "engine.shard_group_size": {"*": "leave it out: all ranks are one group"},
     "engine.kind": {"deepspeed": "use `fsdp` or `ddp`", "auto": "name the engine: `fsdp` or `ddp`"},
     "engine.zero_stage": {"auto": "name the stage: 3 (or 2) for `fsdp`, 0 for `ddp`"},
-    "engine.offload": {"*": "leave it out: state stays on the device"},
     "engine.raw": {"*": "leave it out"},
-    "engine.compile": {"True": "leave it out"},
-    "engine.activation_checkpointing": {"selective": "use `none` or `full`"},
-    "train.precision.params": {"fp16": "use `bf16` or `fp32`"},
     "failure.on_oom": {"replan": "use `fail`"},
     "failure.on_nan": {"rollback": "use `fail`", "skip": "use `fail`"},
     "queue.preemptible": {"True": "leave it out: this version admits first come, first served"},
@@ -179,6 +174,18 @@ class TrainingConfig(Strict):
                 f"train.batch.global_sequences {self.train.batch.global_sequences} is below "
                 f"scaling.num_workers max {widest}: some workers would never see a sequence"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_are_full(self) -> Self:
+        group = self.engine.shard_group_size
+        if group is not None:
+            uneven = [width for width in self.scaling.num_workers.widths() if width > group and width % group]
+            if uneven:
+                raise ValueError(
+                    f"engine.shard_group_size {group} does not divide scaling.num_workers {uneven[-1]}: "
+                    f"use a multiple, or `num_workers: {{min: {group}, max: ..., step: {group}}}`"
+                )
         return self
 
     @model_validator(mode="after")

@@ -47,6 +47,10 @@ def test_num_workers_reads_a_number_a_pair_and_a_range(text, widths):
         ({"engine": {"kind": "fsdp", "zero_stage": 0}}, "kind: ddp"),
         ({"engine": {"kind": "ddp", "zero_stage": 3}}, "needs `kind: fsdp`"),
         ({"engine": {"kind": "deepspeed", "zero_stage": 0}}, "use `kind: ddp`"),
+        (
+            {"engine": {"shard_group_size": 2}, "scaling": {"num_workers": [2, 4]}},
+            "shard_group_size 2 does not divide scaling.num_workers 3",
+        ),
         ({"train": {"steps": 1.5}}, "steps"),
         ({"train": {"optimizer": {"lr": -1}}}, "greater than 0"),
         ({"train": {"optimizer": {"lr": float("nan")}}}, "finite"),
