@@ -7,6 +7,7 @@ round that resumes from a checkpoint does exactly what an uninterrupted one woul
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 from workers.checkpointing.load import load
 from workers.checkpointing.save import Author, Saver
@@ -17,7 +18,7 @@ from workers.contract.launch import RankOrder
 from workers.contract.manifest import ResumePoint
 from workers.contract.rank_messages import Measured, RankMessage, Ready, Told
 from workers.contract.rundir import cache_dir
-from workers.data import Dataset, SampleOrder, order_of
+from workers.data import Dataset, SampleOrder, order_of, take_inventory
 from workers.engines import Engine, StepOutput, WeightedBatch, build_engine
 from workers.errors import NonFiniteError
 from workers.evaluation import evaluate, is_evaluation_due
@@ -62,6 +63,8 @@ def train(
     sampler = Sampler(order, start_step=start.step, clock=clock)
     seconds = {"build": built - started, "restore": clock() - built}
     emit(Ready(step=start.step, resumed_from=order.round.resume_from, seconds=seconds))
+    if order.round.resume_from is None and world.rank == 0:
+        tell_data(dataset, samples, emit)
 
     for step in range(start.step, config.train.steps):
         progress.phase, progress.step = "step", step
@@ -123,6 +126,12 @@ def open_saver(order: RankOrder, world: World, emit: Callable[[RankMessage], Non
     )
 
 
+def tell_data(dataset: Dataset, samples: SampleOrder, emit: Callable[[RankMessage], None]) -> None:
+    """Put into the timeline what was found, and what of it is in no sample."""
+    found = take_inventory(dataset, samples)
+    emit(Told(kind=EventKind.DATA_OPENED, message=str(found), data=asdict(found)))
+
+
 def tell_evaluation(lineage: Lineage, world: World, emit: Callable[[RankMessage], None]) -> None:
     """Put the newest evaluation into the timeline, once: rank 0 speaks for all."""
     if world.rank == 0:
@@ -150,6 +159,6 @@ def fetch(cut: MicroBatch, step: int, task: Task, dataset: Dataset, samples: Sam
 
 def _not_finite(step: int, output: StepOutput) -> str:
     return (
-        f"loss {output.loss}, gradient norm {output.grad_norm} in step {step}: not finite; "
+        f"loss {output.loss}, gradient norm {output.grad_norm} in step {step}: {output.reason or 'not finite'}; "
         "the step was not taken, weights are those of the step before"
     )

@@ -17,6 +17,7 @@ class EventKind(StrEnum):
     ATTEMPT_STARTED = "attempt_started"
     AGENTS_READY = "agents_ready"
     ROUND_STARTED = "round_started"  # data: pids by rank, nodes by rank, resume_from
+    DATA_OPENED = "data_opened"  # data: samples, held_out, dropped_tokens, bad_rows, first_bad_rows
     FIRST_STEP = "first_step"  # data: seconds since the fault and since the round began
     CHECKPOINT_PUBLISHED = "checkpoint_published"  # data: checkpoint, bytes, stall_seconds, write_seconds
     CHECKPOINT_FAILED = "checkpoint_failed"

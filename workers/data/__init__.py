@@ -1,6 +1,5 @@
 """Samples by number: token files, text that is tokenized once, and the order in which a run sees them."""
 
-import sys
 from pathlib import Path
 from typing import assert_never
 
@@ -14,6 +13,7 @@ from workers.contract.config import (
 )
 from workers.data.corpus import find_corpus
 from workers.data.dataset import Batch, DataError, Dataset
+from workers.data.inventory import Inventory, take_inventory
 from workers.data.mixture import Mixture
 from workers.data.order import SampleOrder, sample_order
 from workers.data.prepare import open_tokenizer, prepare, vocab_size_of
@@ -25,6 +25,7 @@ __all__ = [
     "Batch",
     "DataError",
     "Dataset",
+    "Inventory",
     "Mixture",
     "SampleOrder",
     "TokenDataset",
@@ -32,6 +33,7 @@ __all__ = [
     "load_dataset",
     "open_tokenizer",
     "order_of",
+    "take_inventory",
     "token_files",
     "vocab_size_of",
 ]
@@ -70,13 +72,4 @@ def _open(
             paths = [prepare(find_corpus(data), tokenizer, cache_dir)]
         case _:
             assert_never(data)
-    dataset = TokenDataset(paths, seq_len=data.seq_len, attention=data.attention)
-    if dataset.num_bad_rows:
-        _tell_bad_rows(data.path, dataset)
-    return dataset
-
-
-def _tell_bad_rows(path: str, dataset: TokenDataset) -> None:
-    """Name what was left out in the log of whoever opens the data."""
-    named = "".join(f"\n  {row}" for row in dataset.bad_rows)
-    print(f"shardyard: {dataset.num_bad_rows} bad rows of {path} were left out:{named}", file=sys.stderr)  # noqa: T201 -- stderr is this rank's log
+    return TokenDataset(paths, seq_len=data.seq_len, attention=data.attention)

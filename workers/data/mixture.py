@@ -18,11 +18,11 @@ class Mixture:
     def __init__(self, sources: Mapping[str, TokenDataset], *, weights: Sequence[float]) -> None:
         """Lay `sources` end to end, in the order given. Raises DataError where their ids mean different things."""
         _check_tokenizers(sources)
-        self._sources = tuple(sources.values())
-        self._first_ids = np.array([0, *itertools.accumulate(map(len, self._sources))])
-        self.sizes = tuple(map(len, self._sources))
+        self.sources = tuple(sources.values())
+        self._first_ids = np.array([0, *itertools.accumulate(map(len, self.sources))])
+        self.sizes = tuple(map(len, self.sources))
         self.weights = tuple(weights)
-        self.vocab_size = max(source.vocab_size for source in self._sources)
+        self.vocab_size = max(source.vocab_size for source in self.sources)
         parts = {name: source.digest for name, source in sources.items()}
         self.digest = f"xxh3_128:{xxhash.xxh3_128_hexdigest(json.dumps(parts).encode())}"
 
@@ -39,7 +39,7 @@ class Mixture:
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
         number = int(np.searchsorted(self._first_ids, sample, side="right")) - 1
-        return self._sources[number].batch([sample - int(self._first_ids[number])])
+        return self.sources[number].batch([sample - int(self._first_ids[number])])
 
 
 def _check_tokenizers(sources: Mapping[str, TokenDataset]) -> None:

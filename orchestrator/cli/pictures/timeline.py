@@ -29,6 +29,7 @@ WORD: Final = {
     EventKind.ATTEMPT_STARTED: "attempt",
     EventKind.AGENTS_READY: "agents",
     EventKind.ROUND_STARTED: "round",
+    EventKind.DATA_OPENED: "data",
     EventKind.FIRST_STEP: "first step",
     EventKind.CHECKPOINT_PUBLISHED: "saved",
     EventKind.CHECKPOINT_FAILED: "save failed",
