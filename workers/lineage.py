@@ -48,6 +48,20 @@ def check_continuation(point: ResumePoint, *, start: ResumePoint, global_sequenc
             )
 
 
+def check_same_data(data_claim: str, world: World) -> None:
+    """Refuse ranks whose data are not the same, as copies on several nodes can be; collective, one small all-gather.
+
+    Raises ConfigError on every rank.
+    """
+    number = xxhash.xxh3_64_intdigest(data_claim.encode()) >> 1  # signed integers travel
+    numbers = [row[0] for row in world.gather([number])]
+    if odd := [rank for rank, other in enumerate(numbers) if other != numbers[0]]:
+        raise ConfigError(
+            f"the data of rank(s) {', '.join(map(str, odd))} are not those of rank 0: every node must see the same "
+            f"files; this is rank {world.rank}, with {data_claim}"
+        )
+
+
 class Lineage:
     """Counts one round on top of the point it resumed from. Every rank keeps one; what it tells is the same on all."""
 

@@ -22,7 +22,7 @@ from workers.data import Dataset, SampleOrder, order_of, take_inventory
 from workers.engines import Engine, StepOutput, WeightedBatch, build_engine
 from workers.errors import NonFiniteError
 from workers.evaluation import evaluate, is_evaluation_due
-from workers.lineage import Lineage, beginning, check_continuation
+from workers.lineage import Lineage, beginning, check_continuation, check_same_data
 from workers.models import Task, load_task, open_dataset
 from workers.progress import Progress
 from workers.random_streams import seed_streams, stream_seed
@@ -57,7 +57,9 @@ def train(
 
     # From where: the beginning, or the checkpoint that the driver chose for all ranks.
     progress.phase = "restore"
-    start = restore(order, engine, samples.claim(dataset.digest))
+    claim = samples.claim(dataset.digest)
+    check_same_data(claim, world)
+    start = restore(order, engine, claim)
     lineage = Lineage(start, global_sequences=batch.global_sequences)
     saver = open_saver(order, world, emit)
     sampler = Sampler(order, start_step=start.step, clock=clock)

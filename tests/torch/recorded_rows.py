@@ -27,6 +27,20 @@ class RecordedRows(Rows):
 
 
 @dataclass
+class DifferentDataTask(NetTask):
+    """Every rank has rows of its own, as nodes do whose copies of a data set differ."""
+
+    def dataset(self, cache_dir: Path) -> Rows:
+        return Rows(f"rows of rank {dist.get_rank()}")
+
+
+def make_different_data_task(net: str) -> DifferentDataTask:
+    """Make the task: what a job file's `model.target` names."""
+    assert net == "plain", net
+    return DifferentDataTask(Net)
+
+
+@dataclass
 class RecordedTask(NetTask):
     """A plain net on recorded rows."""
 

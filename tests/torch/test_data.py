@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from recorded_rows import readings
-from test_loop import killed_then_resumed, train_round
+from test_loop import killed_then_resumed, train_round, train_to_the_error
 
 from workers.contract.events import EventKind
 from workers.contract.rank_messages import RankMessage, Told
@@ -60,6 +60,16 @@ def test_fewer_rows_than_ranks_train_each_row_equally_often(
     counted = Counter(chain(*chain(*readings(tmp_path / "ids"))))
     assert counted == Counter(expected)
     assert len(set(counted.values())) == 1
+
+
+def test_ranks_that_see_different_data_are_refused_with_their_numbers(
+    ranks: "Launcher", tmp_path: Path
+) -> None:
+    changes = {"model__target": "recorded_rows:make_different_data_task", "engine__kind": "ddp"}
+    for result in ranks(train_to_the_error, 3, str(tmp_path), changes, None):
+        name, message, _, step = result
+        assert (name, step) == ("ConfigError", None)
+        assert message.startswith("the data of rank(s) 1, 2 are not those of rank 0")
 
 
 def write_sources(root: Path) -> dict[str, Any]:
