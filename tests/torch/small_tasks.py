@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 -- as everybody calls it
 
@@ -185,6 +186,71 @@ class HouseNet(Net):
         return self.head(self.last(x))
 
 
+class StatisticsNet(Net):
+    """Batch statistics of the data themselves, so that they do not depend on weights; B048."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.statistics = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.statistics(x))
+
+
+class AlternatingNet(Net):
+    """The first layer in even forwards, the second in odd ones; B024."""
+
+    forwards = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = self.blocks[self.forwards % 2]
+        self.forwards += 1
+        return self.head(self.blocks[2](chosen(x)))
+
+
+class RankDependentNet(Net):
+    """The first layer on rank 0, the second on the others; B024."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = self.blocks[min(dist.get_rank(), 1)]
+        return self.head(self.blocks[2](chosen(x)))
+
+
+class Experts(nn.Module):
+    """Rows go to one of two layers by their sign; a layer without rows is not called; B024."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out, is_first = torch.zeros_like(x), x[:, 0, 0] > 0
+        for expert, rows in zip(self.experts, (is_first, ~is_first), strict=True):
+            if rows.any():
+                out = out.index_put((rows,), expert(x[rows]))
+        return x + out
+
+
+class AdapterBlock(Block):
+    """A frozen block beside a trained low-rank path: only matrices are trained; B017, B018."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(requires_grad=False)
+        self.reduce = nn.Linear(WIDTH, 2, bias=False)
+        self.expand = nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + F.dropout(self.expand(self.reduce(x)), 0.1, training=self.training)
+
+
+def adapter_net() -> Net:
+    """Nothing but adapters is trained, so no parameter is without decay."""
+    net = Net([AdapterBlock() for _ in range(3)])
+    net.head.requires_grad_(requires_grad=False)
+    return net
+
+
 NETS: Final[Mapping[str, Callable[[], nn.Module]]] = {
     "plain": Net,
     "tied": TiedNet,
@@ -200,6 +266,11 @@ MORE_NETS: Final[Mapping[str, Callable[[], nn.Module]]] = {
     "dropout": DropoutNet,
     "frozen": frozen_net,
     "house": HouseNet,
+    "statistics": StatisticsNet,
+    "alternating": AlternatingNet,
+    "rank_dependent": RankDependentNet,
+    "experts": lambda: Net([Experts(), Block(), Experts()]),
+    "adapters": adapter_net,
 }
 
 

@@ -1,0 +1,137 @@
+"""Where shards lie: in groups of ranks, in host memory, and what is gathered ahead of its use."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from engine_runs import ENGINES, Trainer, assert_equal_runs, local, reference, train_all
+from sharded_states import gathered, make_saver, resume_at, same
+from small_tasks import NETS, Block, make_config, make_task
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp_internals
+
+from workers.checkpointing.load import load
+from workers.engines import build_engine
+from workers.world import World
+
+if TYPE_CHECKING:
+    from gloo_ranks import Launcher
+
+pytestmark = pytest.mark.torch
+
+HYBRID = ENGINES["fsdp-3"] | {"engine__shard_group_size": 2}
+OFFLOAD = ENGINES["fsdp-3"] | {"engine__offload": {"params": "cpu", "optimizer": "cpu"}}
+BF16 = {"train__precision__params": "bf16"}
+
+
+def test_groups_that_shard_train_every_net_as_one_process_does(ranks: "Launcher") -> None:
+    """B040, B041: copies of a shard count once in the norm, and groups add up once per step."""
+    runs = [({"net": net, "deferred": net == "tied"}, HYBRID | {"train__batch__micro": 1}) for net in NETS]
+    for results in ranks(train_all, 4, runs):
+        for net, run in zip(NETS, results, strict=True):
+            assert_equal_runs(run, reference(net))
+
+
+def test_offloaded_shards_train_as_resident_ones(ranks: "Launcher") -> None:
+    nets = ("tied", "odd_sizes", "uneven_frozen")
+    runs = [({"net": net, "deferred": True}, OFFLOAD | {"train__batch__micro": 2}) for net in nets]
+    runs += [({"net": "plain"}, changes | BF16) for changes in (OFFLOAD, ENGINES["fsdp-3"])]
+    for *results, offloaded, resident in ranks(train_all, 3, runs):
+        for net, run in zip(nets, results, strict=True):
+            assert_equal_runs(run, reference(net))
+        assert offloaded.losses == resident.losses
+
+
+def shapes_of_shards(world: World) -> list[tuple[int, ...]]:
+    state = Trainer(world, make_task("plain"), HYBRID).engine.state()
+    return [
+        tuple(local(state[f"{prefix}.head.weight{suffix}"]).shape)
+        for prefix, suffix in (("model", ""), ("optimizer", ".exp_avg"))
+    ] + [tuple(local(state["model.blocks.0.up.weight"]).shape)]
+
+
+def test_each_group_holds_the_whole_model_and_a_world_within_a_group_is_one(ranks: "Launcher") -> None:
+    for _, _, half in ranks(shapes_of_shards, 4):
+        assert half == (4, 6)
+    assert ranks(shapes_of_shards, 1) == [[(1, 6), (1, 6), (8, 6)]]
+
+
+def build_three_in_groups_of_two(world: World) -> None:
+    build_engine(make_config(**HYBRID), make_task("plain"), world)
+
+
+def test_groups_that_are_not_full_are_refused(ranks: "Launcher") -> None:
+    for outcome in ranks.start(build_three_in_groups_of_two, 3).outcomes():
+        assert outcome.error_type == "ConfigError"
+        assert "engine.shard_group_size 2 does not divide 3 workers" in outcome.error
+
+
+def train_and_save(world: World, run_dir: str, changes: dict[str, Any]) -> tuple[str, Any]:
+    trainer = Trainer(world, make_task("uneven_frozen"), changes)
+    trainer.step(0)
+    state = trainer.engine.state()
+    name = make_saver(world, run_dir).save_final(state, trainer.engine.aliases(), resume_at(1))
+    return name, gathered(dict(state))
+
+
+def load_into(world: World, run_dir: str, name: str, changes: dict[str, Any]) -> Any:
+    trainer = Trainer(world, make_task("uneven_frozen"), changes | {"train__seed": 1})
+    load(run_dir, name, trainer.engine.state())
+    trainer.engine.after_load()
+    return gathered(dict(trainer.engine.state()))
+
+
+def test_what_groups_wrote_others_continue_and_the_other_way_round(ranks: "Launcher", tmp_path: Path) -> None:
+    for i, (writer, readers) in enumerate(
+        [((HYBRID, 4), [(ENGINES["ddp"], 2), (OFFLOAD, 3)]), ((OFFLOAD, 3), [(HYBRID, 4)])]
+    ):
+        run_dir = str(tmp_path / str(i))
+        changes, world_size = writer
+        (name, saved), *_ = ranks(train_and_save, world_size, run_dir, changes)
+        for other, size in readers:
+            assert all(same(saved, loaded) for loaded in ranks(load_into, size, run_dir, name, other))
+
+
+def watch_gathers(world: World, prefetches: list[dict[str, int]]) -> list[list[str]]:
+    """Return for each setting what happened in one step, in order: `gather 0`, `forward 0`, `backward 0`."""
+    found: list[list[str]] = []
+    gather, forward = fsdp_internals.foreach_all_gather, Block.forward
+
+    def watched_gather(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        _, _, rest = parameters[0]._param_fqn.partition("blocks.")
+        if rest:
+            found[-1].append(f"gather {rest[0]}")
+        return gather(parameters, *args, **kwargs)
+
+    fsdp_internals.foreach_all_gather = watched_gather
+    for prefetch in prefetches:
+        found.append([])
+        trainer = Trainer(world, make_task("plain"), ENGINES["fsdp-3"] | {"engine__prefetch": prefetch})
+        assert trainer.task.module is not None
+        for i, block in enumerate(trainer.task.module.blocks):
+            block.norm.register_forward_pre_hook(lambda *_, i=i: found[-1].append(f"forward {i}"))
+            block.down.register_full_backward_hook(lambda *_, i=i: found[-1].append(f"backward {i}"))
+        trainer.step(0)
+    fsdp_internals.foreach_all_gather = gather
+    assert Block.forward is forward
+    return found
+
+
+def gathered_before_each(events: list[str], kind: str) -> list[int]:
+    """Return how many gathers came before the first, second ... event of a kind."""
+    return [
+        sum(earlier.startswith("gather") for earlier in events[:i])
+        for i, event in enumerate(events)
+        if event.startswith(kind)
+    ]
+
+
+def test_as_many_units_are_gathered_ahead_as_prefetch_says(ranks: "Launcher") -> None:
+    """Each of the 3 blocks is gathered for its forward and for its backward; never sooner than asked for."""
+    prefetches = [{"forward": 0, "backward": 0}, {"forward": 1, "backward": 1}, {"forward": 2, "backward": 0}]
+    none, one, forward_two = ranks(watch_gathers, 2, prefetches)[0]
+    assert gathered_before_each(none, "forward") == [1, 2, 3]
+    assert gathered_before_each(none, "backward") == [4, 5, 6]
+    assert gathered_before_each(one, "forward") == [2, 3, 3]
+    assert gathered_before_each(one, "backward") == [5, 6, 6]
+    assert gathered_before_each(forward_two, "forward") == [3, 3, 3]
+    assert gathered_before_each(forward_two, "backward") == [4, 5, 6]
