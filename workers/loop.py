@@ -17,8 +17,8 @@ from workers.contract.events import EventKind, JobResult
 from workers.contract.launch import RankOrder
 from workers.contract.manifest import ResumePoint
 from workers.contract.rank_messages import Measured, RankMessage, Ready, Told
-from workers.contract.rundir import cache_dir
-from workers.data import Dataset, SampleOrder, order_of, take_inventory
+from workers.contract.rundir import cache_dir, tokenizer_file
+from workers.data import Dataset, SampleOrder, keep_tokenizer, order_of, take_inventory
 from workers.engines import Engine, StepOutput, WeightedBatch, build_engine
 from workers.errors import NonFiniteError
 from workers.evaluation import evaluate, is_evaluation_due
@@ -66,6 +66,7 @@ def train(
     seconds = {"build": built - started, "restore": clock() - built}
     emit(Ready(step=start.step, resumed_from=order.round.resume_from, seconds=seconds))
     if order.round.resume_from is None and world.rank == 0:
+        keep_tokenizer(dataset, tokenizer_file(order.request.run_dir))
         tell_data(dataset, samples, emit)
 
     for step in range(start.step, config.train.steps):

@@ -12,7 +12,9 @@ from test_loop import killed_then_resumed, train_round, train_to_the_error
 
 from workers.contract.events import EventKind
 from workers.contract.rank_messages import RankMessage, Told
+from workers.contract.rundir import tokenizer_file
 from workers.data.order import sample_ids
+from workers.data.tokenizer_file import read_tokenizer
 
 if TYPE_CHECKING:
     from gloo_ranks import Launcher
@@ -123,3 +125,5 @@ def test_a_mixture_of_text_chats_and_rows_trains_alike_at_every_width(
         assert told.data["dropped_tokens"] > 0
         assert told.data["held_out"] >= 3
         assert not any(told_of(EventKind.DATA_OPENED, said) for _, said in outcomes[1:])
+    kept = {read_tokenizer(tokenizer_file(str(tmp_path / f"run-{width}"))).name for width in runs}
+    assert len(kept) == 1, "the run keeps the BPE of its tokens"

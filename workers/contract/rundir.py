@@ -48,6 +48,11 @@ def cache_dir(run_dir: str) -> Path:
     return Path(run_dir).parent / "cache"
 
 
+def tokenizer_file(run_dir: str) -> Path:
+    """The `tokenizer.json` that made the run's tokens, where there is one: an export carries it along."""
+    return Path(run_dir) / "tokenizer.json"
+
+
 def export_dir(run_dir: str) -> Path:
     """The exported model."""
     return Path(run_dir) / "export"

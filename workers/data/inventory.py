@@ -21,7 +21,7 @@ class Inventory:
 
     def __str__(self) -> str:
         """Say it in one line; what is zero is not said."""
-        bad = f"{self.bad_rows} bad rows left out, the first: {''.join(self.first_bad_rows[:1])}"
+        bad = f"{self.bad_rows} bad row(s) left out, the first: {''.join(self.first_bad_rows[:1])}"
         said = (
             f"{self.samples} samples",
             f"{self.held_out} of them held out" if self.held_out else "",

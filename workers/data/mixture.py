@@ -22,6 +22,7 @@ class Mixture:
         self._first_ids = np.array([0, *itertools.accumulate(map(len, self.sources))])
         self.sizes = tuple(map(len, self.sources))
         self.weights = tuple(weights)
+        self.tokenizer = self.sources[0].tokenizer
         self.vocab_size = max(source.vocab_size for source in self.sources)
         parts = {name: source.digest for name, source in sources.items()}
         self.digest = f"xxh3_128:{xxhash.xxh3_128_hexdigest(json.dumps(parts).encode())}"
@@ -45,8 +46,9 @@ class Mixture:
 def _check_tokenizers(sources: Mapping[str, TokenDataset]) -> None:
     (first_name, first), *others = sources.items()
     for name, source in others:
-        if source.tokenizer != first.tokenizer:
+        if source.tokenizer_name != first.tokenizer_name:
             raise DataError(
-                f"data.sources: {name} holds tokens of {source.tokenizer}, {first_name} of {first.tokenizer}: "
+                f"data.sources: {name} holds tokens of {source.tokenizer_name}, "
+                f"{first_name} of {first.tokenizer_name}: "
                 "ids of one job must mean one thing"
             )

@@ -25,9 +25,11 @@ from workers.contract.data_config import (
     TokensData,
 )
 from workers.data.corpus import Corpus, find_corpus
-from workers.data.dataset import DataError
+from workers.data.dataset import DataError, Dataset
 from workers.data.encode import encode_rows, texts_of
+from workers.data.mixture import Mixture
 from workers.data.rows import read_rows
+from workers.data.token_dataset import TokenDataset
 from workers.data.token_file import SUFFIX, TokenHeader, read_header, write_token_file
 from workers.data.token_index import token_files
 from workers.data.tokenizer import NAME, VOCAB_SIZE, ByteTokenizer, Tokenizer
@@ -78,6 +80,12 @@ def open_tokenizer(data: TokenData, cache_dir: Path) -> Tokenizer | None:
             return _trained(corpora, chosen.vocab_size, cache_dir)
         case _:
             assert_never(chosen)
+
+
+def keep_tokenizer(dataset: Dataset, path: Path) -> None:
+    """Write the tokenizer of `dataset` as the file `path`, where it has one: later the data may be gone, or others."""
+    if isinstance(dataset, TokenDataset | Mixture) and dataset.tokenizer is not None:
+        _write_text(path, dataset.tokenizer.to_json())
 
 
 def vocab_size_of(data: TokenData) -> int:
@@ -175,6 +183,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _write_text(path: Path, text: str) -> None:
     """Write a small file that is there whole or not at all. Raises StorageError."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", suffix=".part", delete=False
         ) as file:
@@ -184,4 +193,4 @@ def _write_text(path: Path, text: str) -> None:
         Path(file.name).chmod(0o644)
         Path(file.name).replace(path)
     except OSError as error:
-        raise StorageError(f"cannot write the data cache {path.parent}: {error}") from error
+        raise StorageError(f"cannot write {path}: {error}") from error

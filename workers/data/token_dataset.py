@@ -16,6 +16,7 @@ import xxhash
 
 from workers.data.dataset import Batch, DataError
 from workers.data.token_file import TokenFile, TokenHeader, open_token_file
+from workers.data.tokenizer import Tokenizer
 
 NOT_COUNTED: Final = -100  # the label of a token that no model is to predict
 _CUT_RULE: Final = "windows of seq_len + 1, stride seq_len, files apart"
@@ -31,16 +32,25 @@ class TokenDataset:
     """
 
     def __init__(
-        self, paths: Sequence[Path], *, seq_len: int, attention: Literal["across", "within"] = "across"
+        self,
+        paths: Sequence[Path],
+        *,
+        seq_len: int,
+        attention: Literal["across", "within"] = "across",
+        tokenizer: Tokenizer | None = None,
     ) -> None:
-        """Map `paths` in the given order. Raises DataError if a file is damaged or all together give no sample."""
+        """Map `paths` in the given order; `tokenizer` made them, where it is known.
+
+        Raises DataError if a file is damaged or all together give no sample.
+        """
         self._files = [open_token_file(path) for path in paths]
         headers = [file.header for file in self._files]
         per_file = [max(0, header.count - 1) // seq_len for header in headers]
         _check(headers, paths, seq_len=seq_len, num_samples=sum(per_file))
         self.seq_len = seq_len
         self.vocab_size = max(header.vocab_size for header in headers)
-        self.tokenizer = headers[0].tokenizer
+        self.tokenizer = tokenizer
+        self.tokenizer_name = headers[0].tokenizer
         self.num_dropped_tokens = sum(
             header.count - (windows * seq_len + 1 if windows else 0)
             for header, windows in zip(headers, per_file, strict=True)

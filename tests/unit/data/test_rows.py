@@ -193,7 +193,7 @@ def test_bad_rows_are_left_out_before_samples_get_numbers_so_ranks_keep_step(tmp
     assert (found.samples, found.held_out, found.bad_rows, found.dropped_tokens) == (12, 1, 3, 3)
     assert str(found) == (
         "12 samples; 1 of them held out; 3 tokens at ends of files left over; "
-        "3 bad rows left out, the first: a.jsonl:3: text is int, not text"
+        "3 bad row(s) left out, the first: a.jsonl:3: text is int, not text"
     )
 
     write_lines(tmp_path / "a.jsonl", lines)
