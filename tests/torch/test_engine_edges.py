@@ -28,10 +28,18 @@ def test_layers_that_change_from_step_to_step_train_as_in_one_process(ranks: "La
         assert_equal_runs(run, reference("alternating"))
 
 
+def test_layers_that_change_between_micro_batches_train_alike_under_every_engine(ranks: "Launcher") -> None:
+    """B024: what a layer summed up in an earlier micro-batch is not left behind by a last one without that layer."""
+    cut = {"train__batch__micro": 1, "train__batch__global_sequences": 8}
+    (results, *_) = ranks(train_all, 4, [({"net": "alternating"}, changes | cut) for changes in ALL.values()])
+    for run in results[1:]:
+        assert_equal_runs(run, results[0])
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_experts_that_only_some_ranks_use_train_as_in_one_process(ranks: "Launcher", world_size: int) -> None:
     """B024: within one unit each rank calls the layers that its rows ask for."""
-    few = {"train__batch__global_sequences": 4, "train__batch__micro": 1}
+    few = {"train__batch__global_sequences": 8, "train__batch__micro": 1}
     (results, *_) = ranks(
         train_all, world_size, [({"net": "experts"}, changes | few) for changes in ALL.values()]
     )

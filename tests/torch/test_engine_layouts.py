@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch.distributed as dist
 from engine_runs import ENGINES, Trainer, assert_equal_runs, local, reference, train_all
 from sharded_states import gathered, make_saver, resume_at, same
 from small_tasks import NETS, Block, make_config, make_task
@@ -24,7 +25,7 @@ BF16 = {"train__precision__params": "bf16"}
 
 
 def test_groups_that_shard_train_every_net_as_one_process_does(ranks: "Launcher") -> None:
-    """B040, B041: copies of a shard count once in the norm, and groups add up once per step."""
+    """B040, B041: copies of a shard count once in the norm."""
     runs = [({"net": net, "deferred": net == "tied"}, HYBRID | {"train__batch__micro": 1}) for net in NETS]
     for results in ranks(train_all, 4, runs):
         for net, run in zip(NETS, results, strict=True):
@@ -39,6 +40,25 @@ def test_offloaded_shards_train_as_resident_ones(ranks: "Launcher") -> None:
         for net, run in zip(nets, results, strict=True):
             assert_equal_runs(run, reference(net))
         assert offloaded.losses == resident.losses
+
+
+def count_sums_between_groups(world: World, micro: int) -> int:
+    trainer = Trainer(world, make_task("plain"), HYBRID | {"train__batch__micro": micro})
+    honest, counted = dist.all_reduce, []
+
+    def counting(*args: Any, **options: Any) -> Any:
+        counted.append(options["group"].size())
+        return honest(*args, **options)
+
+    dist.all_reduce = counting
+    trainer.step(0)
+    return counted.count(2)
+
+
+def test_groups_add_their_gradients_up_once_per_step(ranks: "Launcher") -> None:
+    """For each of 3 blocks and the root, whether a rank trains its part of the batch at once or in 3 micro-batches."""
+    for micro in (3, 1):
+        assert ranks(count_sums_between_groups, 4, micro) == [4] * 4
 
 
 def shapes_of_shards(world: World) -> list[tuple[int, ...]]:

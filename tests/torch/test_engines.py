@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_net_trains_as_in_one_process(ranks: "Launcher", engine: str, world_size: int) -> None:
-    """B012, B014, B021, B022, B025, B026, B030, B040, B151: tied, shared, unused, tiny, empty, uneven, frozen ones."""
+    """B012, B014, B021, B022, B025, B026, B030, B040, B041, B151: tied, shared, unused, tiny, empty, uneven, frozen ones."""
     nets = NETS if world_size != 3 else ("plain", "odd_sizes", "uneven_frozen")
     changes = ENGINES[engine] | {"train__batch__micro": 2}
     for results in ranks(train_all, world_size, [({"net": net}, changes) for net in nets]):
@@ -51,8 +51,12 @@ def test_weights_that_come_one_by_one_train_as_those_that_were_built(ranks: "Lau
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_cut_of_a_global_batch_changes_nothing(ranks: "Launcher", world_size: int) -> None:
-    """B036, B052: 16 x 1, 4 x 4, 2 workers x 2 x 4 and so on, with clipping on, give one loss, norm and update."""
-    cuts = [changes | {"train__batch__micro": micro} for changes in ENGINES.values() for micro in (1, 4, 16)]
+    """B036, B038, B052: 16 x 1, 4 x 4, 2 workers x 2 x 4 and so on, also cuts with a short end and larger than the batch.
+
+    With clipping on, all give one loss, norm and update. Neither a gradient nor the schedule sees a micro-batch.
+    """
+    micros = (1, 3, 4, 32)
+    cuts = [changes | {"train__batch__micro": micro} for changes in ENGINES.values() for micro in micros]
     common = {"train__batch__global_sequences": 16, "train__steps": 5, "train__grad_clip": 0.1}
     (results, *_) = ranks(train_all, world_size, [({"net": "plain"}, cut | common) for cut in cuts])
     for run in results:
