@@ -50,7 +50,7 @@ def train(
     task = load_task(config)
     dataset = open_dataset(task, cache_dir(order.request.run_dir))
     samples = order_of(dataset, seed=config.train.seed, validation_ratio=config.validation.ratio)
-    engine = build_engine(config, task, world)
+    engine = build_engine(config, task, world, will_load=order.round.resume_from is not None)
     batch = config.train.batch
     plan = plan_batch(global_sequences=batch.global_sequences, world_size=world.world_size, micro=batch.micro)
     built = clock()

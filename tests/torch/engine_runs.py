@@ -32,10 +32,10 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 class Trainer:
     """An engine with its data, step by step."""
 
-    def __init__(self, world: World, task: NetTask, changes: Mapping[str, Any]) -> None:
+    def __init__(self, world: World, task: NetTask, changes: Mapping[str, Any], **options: Any) -> None:
         self.config = make_config(**changes)
         self.task = task
-        self.engine = build_engine(self.config, task, world)
+        self.engine = build_engine(self.config, task, world, **options)
         batch = self.config.train.batch
         self._rank = world.rank
         self._plan = plan_batch(

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from engine_runs import ENGINES, Trainer, assert_equal_runs, local, reference, train_all
-from small_tasks import NETS, Run, make_config, make_task
+from small_tasks import NETS, NetTask, Run, make_config, make_task
+from torch import nn
 
 from workers.engines import buckets, build_engine
 from workers.world import World
@@ -47,6 +48,45 @@ def test_weights_that_come_one_by_one_train_as_those_that_were_built(ranks: "Lau
             assert_equal_runs(run, reference(net))
             assert asked == list(dict.fromkeys(asked)) == list(run.weights)
             assert most_alive == 1 or changes is ENGINES["ddp"]
+
+
+def go_on_without_first_weights(world: World, changes: dict[str, Any]) -> list[str]:
+    old = Trainer(world, make_task("tied"), changes)
+    new = Trainer(world, make_task("tied", deferred=True), changes, will_load=True)
+    old.step(0)
+    for name, tensor in old.engine.state().items():
+        local(new.engine.state()[name]).copy_(local(tensor))
+    new.engine.after_load()
+    assert new.step(1) == old.step(1)
+    return new.task.asked
+
+
+def test_no_first_weight_is_made_where_a_checkpoint_follows(ranks: "Launcher") -> None:
+    for changes in ENGINES.values():
+        assert ranks(go_on_without_first_weights, 2, dict(changes)) == [[], []]
+
+
+def net_with_a_frozen_block_in_bf16() -> nn.Module:
+    net = make_task("uneven_frozen").build()
+    net.blocks[1].bfloat16()
+    return net
+
+
+def train_half_frozen(world: World, engines: list[dict[str, Any]]) -> list[Any]:
+    found = []
+    for changes in engines:
+        trainer = Trainer(world, NetTask(net_with_a_frozen_block_in_bf16), changes)
+        losses = trainer.run().losses
+        found.append((losses, trainer.engine.state()["model.blocks.1.up.weight"].dtype))
+    return found
+
+
+def test_frozen_weights_keep_the_dtype_that_they_came_in(ranks: "Launcher") -> None:
+    ((ddp, dtype), *others), _ = ranks(train_half_frozen, 2, [dict(changes) for changes in ENGINES.values()])
+    assert dtype == torch.bfloat16
+    for losses, other in others:
+        assert other == torch.bfloat16
+        assert losses == pytest.approx(ddp, rel=1e-6)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

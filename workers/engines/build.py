@@ -20,15 +20,16 @@ from workers.random_streams import seed_streams
 from workers.world import World
 
 
-def build_engine(config: TrainingConfig, task: Task, world: World) -> Engine:
+def build_engine(config: TrainingConfig, task: Task, world: World, *, will_load: bool = False) -> Engine:
     """Build the module from the seed and lay it out as `config.engine` says; collective.
 
-    The weights are the same at every world size, under every engine. Raises ConfigError: nothing to train, or ranks
+    The weights are the same at every world size, under every engine. With `will_load` a checkpoint is loaded before the
+    first step, and weights that a `DeferredTask` would give are left zero until then. Raises ConfigError: nothing to train, or ranks
     that built different weights.
     """
     module = _build_module(config.train.seed, task)
     names = read_names(module)
-    weights = InitialWeights(task, module)
+    weights = InitialWeights(task, module, will_load=will_load)
     blocks = task.blocks(module)
     units = sharding_units(module, blocks)
     prepare_blocks(blocks, config.engine)

@@ -73,5 +73,8 @@ class Engine(Protocol):
         ...
 
     def memory(self) -> Mapping[str, int]:
-        """Return exact bytes of what this rank holds all the time, by category; gradients as of the newest step."""
+        """Return exact bytes of what this rank holds all the time, by category; gradients as of the newest step.
+
+        `parameters`, `gradients`, `optimizer_state` and `buffers` lie on the device, `offloaded` in host memory instead.
+        """
         ...

@@ -100,14 +100,15 @@ class NativeEngine:
     def memory(self) -> Mapping[str, int]:
         """See `Engine`. Masters count as parameters, or as optimizer state where forward reads a copy of them."""
         state = [value for entry in self._optimizer.state.values() for value in entry.values()]
-        held = static_bytes(
-            {
-                "parameters": [p.working.detach() for p in self._layout.parameters],
-                "optimizer_state": [p.master.detach() for p in self._layout.parameters] + state,
-                "buffers": self._module.buffers(),
-            }
-        )
-        return held | {"gradients": self._gradient_bytes}
+        held = {
+            "parameters": [p.working.detach() for p in self._layout.parameters],
+            "optimizer_state": [p.master.detach() for p in self._layout.parameters] + state,
+            "buffers": list(self._module.buffers()),
+        }
+        static = static_bytes(held, device=self._world.device)
+        if "offloaded" in static:  # gradients lie beside their masters
+            return static | {"gradients": 0, "offloaded": static["offloaded"] + self._gradient_bytes}
+        return static | {"gradients": self._gradient_bytes}
 
     def _backward(self, micro_batches: Sequence[WeightedBatch], tokens: int, scale: float) -> torch.Tensor:
         """Accumulate gradients of scale * sum(loss) / tokens; return this rank's part of the loss, 0-dim fp64."""

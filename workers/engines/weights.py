@@ -19,9 +19,14 @@ class InitialWeights:
     that they are trained with: fp32 if trained, else their own.
     """
 
-    def __init__(self, task: Task, module: nn.Module) -> None:
-        """Local, keeps the memory of what `task.build` filled. Raises ConfigError for what nobody can fill."""
+    def __init__(self, task: Task, module: nn.Module, *, will_load: bool) -> None:
+        """Local, keeps the memory of what `task.build` filled. Raises ConfigError for what nobody can fill.
+
+        With `will_load` a checkpoint follows, and weights that come by name are zeros: nobody makes or reads them anew
+        each time that a job goes on.
+        """
         self._task = task
+        self._will_load = will_load
         self._built: dict[str, torch.Tensor] = {}
         self._digest = xxhash.xxh3_64()
         for name, buffer in module.named_buffers():
@@ -46,6 +51,10 @@ class InitialWeights:
         """
         if name in self._built:
             value = self._built.pop(name)
+        elif self._will_load:
+            return torch.zeros(
+                parameter.shape, dtype=parameter.dtype
+            )  # pages that nobody touches are not there
         else:
             assert isinstance(self._task, DeferredTask)
             value = self._task.initial_weight(name).detach()

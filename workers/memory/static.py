@@ -8,13 +8,24 @@ import torch
 from torch.distributed.tensor import DTensor
 
 
-def static_bytes(categories: Mapping[str, Iterable[torch.Tensor]]) -> dict[str, int]:
+def static_bytes(
+    categories: Mapping[str, Iterable[torch.Tensor]], *, device: torch.device | None = None
+) -> dict[str, int]:
     """Return the bytes of each category. A storage that several tensors share counts once, in the first category it is in.
 
-    Of a sharded tensor only the local shard counts, with the padding that its storage holds. Not collective.
+    Of a sharded tensor only the local shard counts, with the padding that its storage holds. What does not lie on
+    `device`, if one is named, is counted as `offloaded` instead, in one sum. Not collective.
     """
     seen: set[int] = set()
-    return {name: _new_bytes(tensors, seen) for name, tensors in categories.items()}
+    found: dict[str, int] = {}
+    offloaded: list[torch.Tensor] = []
+    for name, tensors in categories.items():
+        here: list[torch.Tensor] = []
+        for tensor in map(_local, tensors):
+            is_here = device is None or tensor.device.type == device.type
+            (here if is_here else offloaded).append(tensor)
+        found[name] = _new_bytes(here, seen)
+    return found | ({"offloaded": _new_bytes(offloaded, seen)} if offloaded else {})
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -31,10 +42,13 @@ def resident_bytes() -> int:
 def _new_bytes(tensors: Iterable[torch.Tensor], seen: set[int]) -> int:
     total = 0
     for tensor in tensors:
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        storage = local.detach().untyped_storage()
+        storage = _local(tensor).detach().untyped_storage()
         if storage.nbytes() == 0 or storage.data_ptr() in seen:
             continue
         seen.add(storage.data_ptr())
         total += storage.nbytes()
     return total
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -27,3 +27,9 @@ def test_resident_bytes_hold_what_was_just_written() -> None:
     size = 32 * 2**20
     held = torch.ones(size, dtype=torch.uint8)
     assert resident_bytes() >= held.numel()
+
+
+def test_what_lies_elsewhere_than_on_the_device_is_counted_as_offloaded() -> None:
+    held = {"parameters": [torch.zeros(4)], "buffers": [torch.zeros(2), torch.zeros(4)[:1]]}
+    assert static_bytes(held, device=torch.device("cpu")) == {"parameters": 16, "buffers": 24}
+    assert static_bytes(held, device=torch.device("cuda")) == {"parameters": 0, "buffers": 0, "offloaded": 40}
