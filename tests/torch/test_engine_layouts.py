@@ -22,6 +22,7 @@ pytestmark = pytest.mark.torch
 HYBRID = ENGINES["fsdp-3"] | {"engine__shard_group_size": 2}
 OFFLOAD = ENGINES["fsdp-3"] | {"engine__offload": {"params": "cpu", "optimizer": "cpu"}}
 BF16 = {"train__precision__params": "bf16"}
+FP16 = {"train__precision__params": "fp16", "train__precision__loss_scale": {"initial": 512.0}}
 
 
 def test_groups_that_shard_train_every_net_as_one_process_does(ranks: "Launcher") -> None:
@@ -85,30 +86,48 @@ def test_groups_that_are_not_full_are_refused(ranks: "Launcher") -> None:
         assert "engine.shard_group_size 2 does not divide 3 workers" in outcome.error
 
 
-def train_and_save(world: World, run_dir: str, changes: dict[str, Any]) -> tuple[str, Any]:
-    trainer = Trainer(world, make_task("uneven_frozen"), changes)
+def train_and_save(world: World, run_dir: str, net: str, changes: dict[str, Any]) -> tuple[str, Any]:
+    trainer = Trainer(world, make_task(net), changes)
     trainer.step(0)
     state = trainer.engine.state()
     name = make_saver(world, run_dir).save_final(state, trainer.engine.aliases(), resume_at(1))
     return name, gathered(dict(state))
 
 
-def load_into(world: World, run_dir: str, name: str, changes: dict[str, Any]) -> Any:
-    trainer = Trainer(world, make_task("uneven_frozen"), changes | {"train__seed": 1})
+def load_into(world: World, run_dir: str, name: str, net: str, changes: dict[str, Any]) -> Any:
+    trainer = Trainer(world, make_task(net), changes | {"train__seed": 1})
     load(run_dir, name, trainer.engine.state())
     trainer.engine.after_load()
-    return gathered(dict(trainer.engine.state()))
+    flags = {n: p.requires_grad for n, p in trainer.task.module.named_parameters()}
+    loaded = {n: tensor.clone() for n, tensor in gathered(dict(trainer.engine.state())).items()}
+    return loaded, flags, trainer.step(1).loss
 
 
-def test_what_groups_wrote_others_continue_and_the_other_way_round(ranks: "Launcher", tmp_path: Path) -> None:
-    for i, (writer, readers) in enumerate(
-        [((HYBRID, 4), [(ENGINES["ddp"], 2), (OFFLOAD, 3)]), ((OFFLOAD, 3), [(HYBRID, 4)])]
-    ):
-        run_dir = str(tmp_path / str(i))
-        changes, world_size = writer
-        (name, saved), *_ = ranks(train_and_save, world_size, run_dir, changes)
-        for other, size in readers:
-            assert all(same(saved, loaded) for loaded in ranks(load_into, size, run_dir, name, other))
+FROM_TO = {
+    "fp16-hybrid": (
+        "odd_sizes",
+        HYBRID | FP16,
+        4,
+        [(ENGINES["ddp"] | FP16, 2), (ENGINES["fsdp-2"] | FP16, 3)],
+    ),
+    "to-hybrid": ("uneven_frozen", OFFLOAD, 3, [(HYBRID, 4), (OFFLOAD, 2)]),
+}
+
+
+@pytest.mark.parametrize("case", FROM_TO)
+def test_what_one_layout_wrote_another_continues(ranks: "Launcher", tmp_path: Path, case: str) -> None:
+    """B025, B030, B043: bit for bit, with few rows, uneven ones, frozen ones and a loss scale; then trains on alike."""
+    net, changes, world_size, readers = FROM_TO[case]
+    (name, saved), *_ = ranks(train_and_save, world_size, str(tmp_path), net, changes)
+    assert ("scaler.scale" in saved) == (case == "fp16-hybrid")
+    frozen = [n for n, p in make_task(net).build().named_parameters() if not p.requires_grad]
+    losses = []
+    for other, size in readers:
+        for loaded, flags, loss in ranks(load_into, size, str(tmp_path), name, net, other):
+            assert same(saved, loaded)
+            assert [n for n, is_trained in flags.items() if not is_trained] == frozen
+            losses.append(loss)
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=2e-3)
 
 
 def watch_gathers(world: World, prefetches: list[dict[str, int]]) -> list[list[str]]:
