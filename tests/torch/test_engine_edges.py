@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from engine_runs import ENGINES, Trainer, assert_equal_runs, local, reference, train_all
-from small_tasks import WIDTH, Rows, make_config, make_task
+from small_tasks import WIDTH, Rows, make_task
 from torch.distributed.tensor import DTensor
 
-from workers.engines import WeightedBatch, build_engine, forward_order
+from workers.engines import WeightedBatch, forward_order
 from workers.random_streams import seed_streams
 from workers.world import World
 
@@ -170,28 +170,3 @@ def test_a_group_on_the_cpu_stays_there_where_a_gpu_is_visible(ranks: "Launcher"
     """B152."""
     for changes in ENGINES.values():
         assert ranks(places_of_state, 2, dict(changes)) == [{"cpu"}] * 2
-
-
-def build_wrong(world: World, change: str) -> None:
-    task = make_task("table", deferred=True)
-    if change == "shape":
-        task.initial_weight = lambda name: torch.zeros(3)  # type: ignore[attr-defined]
-    if change in ("buffer", "not deferred"):
-        task = make_task("table" if change == "buffer" else "plain")
-        net = task.net
-        task.net = lambda: net().to("meta")
-    build_engine(make_config(), task, world)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("shape", "initial_weight('blocks.0.norm.weight') has shape [3], not [6]"),
-        ("buffer", "build() left the buffer table on the meta device"),
-        ("not deferred", "build() left the parameter blocks.0.norm.weight on the meta device"),
-    ],
-)
-def test_weights_that_nobody_fills_are_refused(ranks: "Launcher", change: str, message: str) -> None:
-    (outcome,) = ranks.start(build_wrong, 1, change).outcomes()
-    assert outcome.error_type == "ConfigError"
-    assert message in outcome.error
