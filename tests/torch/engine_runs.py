@@ -6,11 +6,13 @@ from typing import Any, Final
 
 import pytest
 import torch
+import torch.distributed as dist
 from small_tasks import NetTask, Run, make_config, make_task, micro_batches, reference_run
 from torch.distributed.tensor import DTensor
 
 from workers.contract.batch import plan_batch
 from workers.engines import StepOutput, WeightedBatch, build_engine
+from workers.engines.flat_shard import FlatShard
 from workers.schedule import learning_rate
 from workers.world import World
 
@@ -22,10 +24,17 @@ ENGINES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, FlatShard):
+        total = torch.zeros(tensor.shape, dtype=tensor.local.dtype)
+        total.view(-1)[tensor.start : tensor.start + tensor.local.numel()] = tensor.local
+        dist.all_reduce(total)
+        return total
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, FlatShard):
+        return tensor.local
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -7,6 +7,7 @@ from torch import nn
 from workers.contract.config import TrainingConfig
 from workers.engines.blocks import prepare_blocks
 from workers.engines.ddp import ReplicatedLayout
+from workers.engines.deepspeed import build_deepspeed
 from workers.engines.engine import Engine
 from workers.engines.fsdp import ShardedLayout
 from workers.engines.layout import Layout
@@ -40,7 +41,11 @@ def build_engine(config: TrainingConfig, task: Task, world: World, *, will_load:
         case "fsdp":
             layout = ShardedLayout(module, units, weights, config.engine, config.train.precision, world)
         case "deepspeed":
-            raise ConfigError("engine.kind deepspeed is not in this version")
+            engine = build_deepspeed(
+                config, task, world, module=module, units=units, weights=weights, names=names
+            )
+            weights.check_equal(world)
+            return engine
         case _:
             assert_never(config.engine.kind)
     weights.check_equal(world)

@@ -10,6 +10,7 @@ from torch import nn
 from workers.contract.config import Train
 from workers.engines.batch_norm import RunningStatistics
 from workers.engines.engine import Evaluation, StepOutput, WeightedBatch
+from workers.engines.judge import judge
 from workers.engines.layout import Layout
 from workers.engines.loss_scaler import LossScaler
 from workers.engines.names import ModuleNames
@@ -47,7 +48,7 @@ class NativeEngine:
         self._layout.reduce_gradients()
         self._gradient_bytes = storage_bytes(self._gradients())
         loss, norm = self._agree(local_loss)
-        output = self._judge(loss, norm / scale, tokens)
+        output = judge(loss, norm / scale, tokens, self._scaler)
         is_taken = output.is_finite and not output.is_skipped
         if is_taken:
             self._update(clip_factor(output.grad_norm, self._grad_clip) / scale, learning_rate)
@@ -124,24 +125,6 @@ class NativeEngine:
                 (loss * scale).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
-
-    def _judge(self, loss: float, norm: float, tokens: int) -> StepOutput:
-        """Say whether the step can be taken, and move the loss scale. From values that are the same on all ranks."""
-        is_finite = math.isfinite(loss)
-        overflowed = is_finite and not math.isfinite(norm)
-        if self._scaler is None or not is_finite:
-            return StepOutput(
-                loss=loss, grad_norm=norm, tokens=tokens, is_finite=is_finite and not overflowed
-            )
-        decision = self._scaler.after_backward(overflowed=overflowed)
-        return StepOutput(
-            loss=loss,
-            grad_norm=norm if decision.gives_up or not overflowed else 0.0,
-            tokens=tokens,
-            is_finite=decision.gives_up is None,
-            is_skipped=decision.is_skipped,
-            reason=decision.gives_up,
-        )
 
     def _gradients(self, *, sharded: bool | None = None) -> Iterator[torch.Tensor]:
         for parameter in self._trainable:

@@ -1,0 +1,105 @@
+"""From a module and its weights to a `DeepSpeedEngine`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from workers.contract.batch import plan_batch
+from workers.contract.config import TrainingConfig
+from workers.engines.deepspeed.configuration import configuration
+from workers.engines.deepspeed.engine import DeepSpeedEngine
+from workers.engines.deepspeed.library import load_deepspeed
+from workers.engines.deepspeed.module import Cutter, LaidOut, keep_buffers, lay_out, normalise_in_fp32
+from workers.engines.deepspeed.optimizer import FragmentOptimizer
+from workers.engines.deepspeed.partitions import FlatPartitions, Partitions, Replicas, SlicedPartitions
+from workers.engines.forward_order import ForwardOrder
+from workers.engines.names import ModuleNames
+from workers.engines.precision import torch_dtype
+from workers.engines.units import cast_inputs
+from workers.engines.weights import InitialWeights
+from workers.models.task import Task
+from workers.world import World
+
+
+def build_deepspeed(
+    config: TrainingConfig,
+    task: Task,
+    world: World,
+    *,
+    module: nn.Module,
+    units: Sequence[nn.Module],
+    weights: InitialWeights,
+    names: ModuleNames,
+) -> DeepSpeedEngine:
+    """Lay the weights out and hand the module to DeepSpeed; collective. Raises ConfigError where it is not installed."""
+    library = load_deepspeed(world)
+    precision, stage = config.train.precision, config.engine.stage
+    compute = torch_dtype(precision.params)
+    numels = [parameter.numel() for parameter in module.parameters()]
+    batch = config.train.batch
+    plan = plan_batch(global_sequences=batch.global_sequences, world_size=world.world_size, micro=batch.micro)
+    settings = configuration(
+        config.engine,
+        precision,
+        accumulation=plan.accumulation,
+        num_elements=sum(numels),
+        largest=max(numels),
+    )
+    cut = _cutter(library, settings, compute) if stage == 3 else None
+    if precision.params != "fp32":
+        for unit in (module, *units):
+            cast_inputs(unit, compute)
+    with keep_buffers(module, world.device):
+        laid_out = lay_out(module, weights, rank=world.rank, device=world.device, cut=cut)
+        optimizer = FragmentOptimizer(laid_out.trainable, laid_out.empty, config.train.optimizer)
+        ds_engine, *_ = library.initialize(
+            model=module,
+            optimizer=optimizer,
+            model_parameters=list(laid_out.trainable.values()),
+            config=settings,
+            dist_init_required=False,
+        )
+    if precision.params != "fp32":
+        normalise_in_fp32(module)
+    if stage == 3:
+        ForwardOrder(
+            module, {name: part for name, part in module.named_modules() if part in set(units)}, world
+        )
+    return DeepSpeedEngine(
+        task=task,
+        laid_out=laid_out,
+        names=names,
+        ds_engine=ds_engine,
+        optimizer=optimizer,
+        partitions=_partitions(stage, ds_engine, laid_out, world),
+        train=config.train,
+        world=world,
+        stage=stage,
+    )
+
+
+def _partitions(stage: int, ds_engine: Any, laid_out: LaidOut, world: World) -> Partitions:
+    match stage:
+        case 0:
+            return Replicas(laid_out.trainable, world.device)
+        case 1 | 2:
+            return FlatPartitions(ds_engine.optimizer, laid_out.trainable)
+        case _:
+            return SlicedPartitions(ds_engine.optimizer, laid_out.trainable)
+
+
+def _cutter(library: Any, settings: Any, compute: Any) -> Cutter:
+    """Return what turns a whole parameter into this rank's part, in compute precision.
+
+    DeepSpeed's own `zero.Init` would broadcast each one first, which cannot be done with one of 0 dims; ours are equal
+    on all ranks, and `InitialWeights` holds them to it.
+    """
+    init = library.zero.Init(config_dict_or_path=settings, dtype=compute)
+
+    def cut(parameter: nn.Parameter) -> None:
+        parameter.data = parameter.data.to(compute)
+        init._convert_to_deepspeed_param(parameter)
+        parameter.partition()  # type: ignore[attr-defined]
+
+    return cut

@@ -1,0 +1,153 @@
+"""The module as DeepSpeed gets it: weights laid out one by one, what it must not touch put aside."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from workers.engines.batch_norm import statistics_of
+from workers.engines.deepspeed.partitions import slice_of
+from workers.engines.flat_shard import FlatShard
+from workers.engines.weights import InitialWeights, fill
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen:
+    """A parameter that is not trained. `master` is what was given, whole or this rank's part of it, in its own dtype."""
+
+    shape: torch.Size
+    master: torch.Tensor
+    start: int
+    working: Callable[[], torch.Tensor]  # what forward reads, lying as `master` does
+
+    def state(self) -> torch.Tensor:
+        """Return what a checkpoint holds of it."""
+        if self.master.shape == self.shape:
+            return self.master
+        return FlatShard(self.master, self.shape, self.start)
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Copy the master into what forward reads."""
+        working = self.working()
+        if working is not self.master and working.numel() > 0:
+            working.copy_(self.master.view(working.shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaidOut:
+    """A module whose weights have their places."""
+
+    module: nn.Module
+    shapes: Mapping[str, torch.Size]  # of every parameter once, in the module's order
+    trainable: Mapping[str, nn.Parameter]  # those that DeepSpeed trains
+    empty: Mapping[
+        str, nn.Parameter
+    ]  # trainable ones without elements: no engine could tell whether they are trained
+    frozen: Mapping[str, Frozen]
+    is_cut: bool
+
+    def working(self) -> list[torch.Tensor]:
+        """Return what forward reads, as it lies when nothing is gathered."""
+        if self.is_cut:
+            return [p.ds_tensor for p in self.module.parameters()]  # type: ignore[attr-defined]
+        return [p.detach() for p in self.module.parameters()]
+
+
+class Cutter(Protocol):
+    """What cuts a whole parameter into this rank's part, in place: stage 3."""
+
+    def __call__(self, parameter: nn.Parameter) -> None: ...
+
+
+def lay_out(
+    module: nn.Module, weights: InitialWeights, *, rank: int, device: torch.device, cut: Cutter | None
+) -> LaidOut:
+    """Give every parameter its first value, one at a time, and cut it where `cut` is given. Every rank calls it."""
+    shapes, trainable, empty, frozen = {}, {}, {}, {}
+    for name, parameter in list(module.named_parameters()):
+        shapes[name] = parameter.shape
+        value = weights.take(name, parameter)
+        fill(parameter, value.to(device))
+        if value.numel() == 0:
+            _hide(module, parameter)
+        elif cut is not None:
+            cut(parameter)
+        if not parameter.requires_grad:
+            frozen[name] = _frozen(parameter, value.to(device), rank)
+        elif value.numel() == 0:
+            empty[name] = parameter
+        else:
+            trainable[name] = parameter
+    return LaidOut(
+        module=module,
+        shapes=shapes,
+        trainable=trainable,
+        empty=empty,
+        frozen=frozen,
+        is_cut=cut is not None,
+    )
+
+
+def _hide(module: nn.Module, parameter: nn.Parameter) -> None:
+    """Leave a parameter without elements to forward as a plain tensor: DeepSpeed 0.19.8 can neither cut nor flatten one."""
+    for part in module.modules():
+        for leaf in [leaf for leaf, known in part._parameters.items() if known is parameter]:
+            del part._parameters[leaf]
+            setattr(part, leaf, parameter.detach())
+
+
+def _frozen(parameter: nn.Parameter, value: torch.Tensor, rank: int) -> Frozen:
+    if not hasattr(parameter, "ds_tensor"):
+        return Frozen(shape=value.shape, master=value, start=0, working=parameter.detach)
+    start, length = slice_of(parameter, rank)
+    return Frozen(
+        shape=value.shape,
+        master=value.view(-1)[start : start + length].clone(),
+        start=start,
+        working=partial(_part_of, parameter, length),
+    )
+
+
+def _part_of(parameter: nn.Parameter, length: int) -> torch.Tensor:
+    part: torch.Tensor = parameter.ds_tensor.detach()  # type: ignore[attr-defined]
+    return part.view(-1).narrow(0, 0, length)
+
+
+class keep_buffers(AbstractContextManager[None]):  # noqa: N801 -- reads as a verb
+    """Puts buffers back that DeepSpeed casts together with the weights: tables and statistics stay as they were built."""
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._module, self._device = module, device
+        self._buffers = [
+            (part, name, buffer)
+            for part in module.modules()
+            for name, buffer in part._buffers.items()
+            if buffer is not None
+        ]
+
+    def __exit__(self, *error: Any) -> None:
+        for part, name, buffer in self._buffers:
+            part._buffers[name] = buffer.to(self._device)
+
+
+def normalise_in_fp32(module: nn.Module) -> None:
+    """Let batch normalisation read its scale and shift in the dtype of its statistics, as torch's kernels want them."""
+    for part in statistics_of(module):
+        part.register_forward_pre_hook(_read_in_fp32)
+        part.register_forward_hook(_read_again, always_call=True)
+
+
+def _read_in_fp32(part: nn.Module, _args: Any) -> None:
+    for name, parameter in part._parameters.items():
+        if parameter is not None:
+            part.__dict__[name] = parameter.float()  # found before the parameter itself
+
+
+def _read_again(part: nn.Module, _args: Any, _output: Any) -> None:
+    for name in part._parameters:
+        part.__dict__.pop(name, None)
