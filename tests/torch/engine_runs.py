@@ -20,7 +20,17 @@ ENGINES: Final[Mapping[str, Mapping[str, Any]]] = {
     "ddp": {"engine__kind": "ddp"},
     "fsdp-2": {"engine__kind": "fsdp", "engine__zero_stage": 2},
     "fsdp-3": {"engine__kind": "fsdp", "engine__zero_stage": 3},
+    **{
+        f"deepspeed-{stage}": {"engine__kind": "deepspeed", "engine__zero_stage": stage} for stage in range(4)
+    },
 }
+
+LOW: Final = {
+    name: changes for name, changes in ENGINES.items() if name != "deepspeed-0"
+}  # those that train in bf16
+HALF: Final = {
+    name: changes for name, changes in ENGINES.items() if not name.startswith("deepspeed")
+}  # those that train in fp16 on a CPU
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from engine_runs import ENGINES, Trainer, assert_equal_runs, reference, train_all
+from engine_runs import ENGINES, HALF, LOW, Trainer, assert_equal_runs, reference, train_all, whole
 from small_tasks import make_config, make_task, reference_run
 
 from workers.world import World
@@ -21,7 +21,7 @@ HYBRID = ENGINES["fsdp-3"] | {"engine__shard_group_size": 2}
 
 def test_fp16_is_the_same_fp16_under_every_engine(ranks: "Launcher") -> None:
     low = {"train__precision__loss_scale": {"initial": 256.0}}
-    runs = [({"net": "tied"}, changes | FP16 | low) for changes in (*ENGINES.values(), HYBRID)]
+    runs = [({"net": "tied"}, changes | FP16 | low) for changes in (*HALF.values(), HYBRID)]
     (results, *_) = ranks(train_all, 4, runs)
     for run in results:
         assert run.losses == pytest.approx(reference("tied").losses, rel=0.02)
@@ -45,7 +45,7 @@ def overflow_and_grow(world: World, changes: dict[str, Any]) -> Any:
 
 def test_a_step_that_overflows_is_left_out_and_the_scale_moves_alike_on_all_ranks(ranks: "Launcher") -> None:
     rule = {"train__precision__loss_scale": {"initial": 2.0**20, "growth_steps": 2}}
-    traces = [trace for c in ENGINES.values() for trace in ranks(overflow_and_grow, 2, dict(c) | FP16 | rule)]
+    traces = [trace for c in HALF.values() for trace in ranks(overflow_and_grow, 2, dict(c) | FP16 | rule)]
     assert all(trace == traces[0] for trace in traces)
     skips = [is_skipped for is_skipped, *_ in traces[0]]
     assert skips[0]
@@ -75,7 +75,7 @@ def save_and_load_the_scale(world: World, changes: dict[str, Any]) -> list[tuple
 
 def test_saving_and_loading_leave_the_scale_as_it_was(ranks: "Launcher") -> None:
     """B043: in the engine that saved, in a fresh one, and in the same one after it went on."""
-    for changes in ENGINES.values():
+    for changes in HALF.values():
         assert ranks(save_and_load_the_scale, 1, dict(changes) | FP16) == [[(1024.0, 1)] * 3]
 
 
@@ -102,7 +102,10 @@ def batch_statistics(world: World, runs: list[dict[str, Any]]) -> list[list[torc
         state = trainer.engine.state()
         found.append(
             [state[f"buffer.statistics.{key}"].clone() for key in ("running_mean", "running_var")]
-            + [state["buffer.statistics.num_batches_tracked"].clone(), state["model.statistics.weight"]]
+            + [
+                state["buffer.statistics.num_batches_tracked"].clone(),
+                whole(state["model.statistics.weight"]),
+            ]
         )
     return found
 
@@ -114,8 +117,9 @@ def test_running_statistics_stay_fp32_and_are_those_of_the_whole_batch(ranks: "L
     reference_run(task, make_config(**steps))
     assert task.module is not None
     expected = task.module.statistics
-    half = [BF16, FP16 | {"train__batch__micro": "auto", "train__precision__loss_scale": {"initial": 256.0}}]
-    runs = [dict(changes) | steps | precision for changes in ENGINES.values() for precision in half]
+    fp16 = FP16 | {"train__batch__micro": "auto", "train__precision__loss_scale": {"initial": 256.0}}
+    runs = [dict(changes) | steps | BF16 for changes in LOW.values()]
+    runs += [dict(changes) | steps | fp16 for changes in HALF.values()]
     first, second = ranks(batch_statistics, 2, runs)
     for one, other in zip(first, second, strict=True):
         mean, variance, batches, scale = one

@@ -191,9 +191,10 @@ class TrainingConfig(Strict):
     @model_validator(mode="after")
     def _precision_fits_engine(self) -> Self:
         engine, precision = self.engine, self.train.precision
-        if engine.kind == "deepspeed" and engine.stage == 0 and precision.params == "bf16":
+        if engine.kind == "deepspeed" and engine.stage == 0 and precision.params != "fp32":
             raise ValueError(
-                "engine.zero_stage 0 of deepspeed trains wrongly in bf16 (measured in DeepSpeed 0.19.8): use `kind: ddp`"
+                f"engine.zero_stage 0 of deepspeed trains wrongly in {precision.params} (measured in DeepSpeed 0.19.8, "
+                "bf16): use `kind: ddp`"
             )
         if "fp16" in (precision.params, precision.reduce) and self.scaling.gpus_per_worker == 0:
             raise ValueError("train.precision fp16 needs a GPU, and gpus_per_worker is 0: use bf16")

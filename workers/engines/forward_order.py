@@ -1,15 +1,17 @@
 """Holds ranks that shard to one order of units: a rank that runs another layer than the others is named, not waited for.
 
-Under FSDP a unit's forward is a collective. If one rank calls layer A where another calls layer B, their gathers meet:
+Where parameters are gathered, by FSDP or ZeRO stage 3, a unit's forward is a collective. If one rank calls layer A where another calls layer B, their gathers meet:
 ranks hang, or mix shards of two layers without an error. Control flow that changes from step to step is fine as long as
 it changes on all ranks.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Final
 
+import torch
 from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore
 
@@ -17,8 +19,14 @@ from workers.errors import ConfigError
 from workers.world import World
 
 ORDER_SECONDS: Final = 30.0  # how long a rank that leaves the order waits for the others to leave it too
+_ENGINES: Final = (
+    itertools.count()
+)  # of this round, the same on all ranks: none reads what another one's asked
 _END: Final = "the end of forward"
-_REMEDY: Final = "under fsdp every rank has to run the same layers in the same order; use `kind: ddp`, which does not ask for it"
+_REMEDY: Final = (
+    "where layers are gathered every rank has to run the same ones in the same order; "
+    "use `kind: ddp`, which does not ask for it"
+)
 
 
 class ForwardOrder:
@@ -31,7 +39,7 @@ class ForwardOrder:
     def __init__(self, root: nn.Module, units: Mapping[str, nn.Module], world: World) -> None:
         """Hook on `root` and on `units` by name, in the order expected first. After FSDP did: it must be asked first."""
         self._world = world
-        self._store = PrefixStore("forward-order", world.store)
+        self._store = PrefixStore(f"forward-order-{next(_ENGINES)}", world.store)
         self._expected: Sequence[str] = tuple(units)
         self._run: list[str] = []
         self._questions = 0
@@ -44,6 +52,8 @@ class ForwardOrder:
         self._run = []
 
     def _enter(self, name: str, _module: nn.Module, _args: object) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return  # recomputed in backward: what ran before runs again
         position = len(self._run)
         self._run.append(name)
         if position >= len(self._expected) or self._expected[position] != name:

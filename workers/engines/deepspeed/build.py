@@ -33,8 +33,8 @@ def build_deepspeed(
     names: ModuleNames,
 ) -> DeepSpeedEngine:
     """Lay the weights out and hand the module to DeepSpeed; collective. Raises ConfigError where it is not installed."""
-    library = load_deepspeed(world)
     precision, stage = config.train.precision, config.engine.stage
+    library = load_deepspeed(world, precision)
     compute = torch_dtype(precision.params)
     numels = [parameter.numel() for parameter in module.parameters()]
     batch = config.train.batch
@@ -51,7 +51,7 @@ def build_deepspeed(
         for unit in (module, *units):
             cast_inputs(unit, compute)
     with keep_buffers(module, world.device):
-        laid_out = lay_out(module, weights, rank=world.rank, device=world.device, cut=cut)
+        laid_out = lay_out(module, weights, compute=compute, rank=world.rank, device=world.device, cut=cut)
         optimizer = FragmentOptimizer(laid_out.trainable, laid_out.empty, config.train.optimizer)
         ds_engine, *_ = library.initialize(
             model=module,
@@ -63,9 +63,8 @@ def build_deepspeed(
     if precision.params != "fp32":
         normalise_in_fp32(module)
     if stage == 3:
-        ForwardOrder(
-            module, {name: part for name, part in module.named_modules() if part in set(units)}, world
-        )
+        gathered = {name: part for name, part in module.named_modules() if name and part._parameters}
+        ForwardOrder(module, gathered, world)
     return DeepSpeedEngine(
         task=task,
         laid_out=laid_out,

@@ -51,7 +51,7 @@ class DeepSpeedEngine:
         self._ds_engine, self._optimizer, self._partitions = ds_engine, optimizer, partitions
         self._grad_clip, self._world = train.grad_clip, world
         self._is_replicated = stage == 0
-        self._is_cut = stage == 3  # ranks have to use the same parameters
+        self._reduces_as_made = stage >= 2
         self._statistics = RunningStatistics(laid_out.module, world)
         self._scaler = LossScaler(train.precision) if train.precision.params == "fp16" else None
         self._gradient_bytes = 0
@@ -156,29 +156,23 @@ class DeepSpeedEngine:
     def _keep_step(self, loss: torch.Tensor, used: set[str]) -> torch.Tensor:
         """Note what any rank uses, and make this one reduce all of that; one small all-reduce.
 
-        DeepSpeed reduces gradients in the order in which they come, in buckets: ranks that have others than their
-        peers would add up what does not belong together. Raises ConfigError in stage 3, where they cannot be made up.
+        Raises ConfigError from stage 2 on: there DeepSpeed reduces gradients in the order in which backward makes them,
+        so that ranks which use other parameters than their peers would add up what does not belong together.
         """
         parameters = self._laid_out.trainable
         here = used_in(loss, parameters.values())
         counts = self._world.sum_over_ranks([int(flag) for flag in here]) if here else []
         used.update(name for name, count in zip(parameters, counts, strict=True) if count)
-        missing = [
-            name
+        world_size = self._world.world_size
+        mixed = [
+            (name, flag)
             for name, flag, count in zip(parameters, here, counts, strict=True)
-            if 0 < count < self._world.world_size
+            if 0 < count < world_size
         ]
-        if missing and self._is_cut:
-            raise ConfigError(
-                f"some ranks used {missing[0]} in this step and others did not ({len(missing)} such parameters): "
-                "under zero_stage 3 every rank has to run the same layers; use `zero_stage: 2` or `kind: ddp`"
-            )
-        mine = [
-            parameter
-            for (name, parameter), flag, count in zip(parameters.items(), here, counts, strict=True)
-            if count and not flag
-        ]
-        return depend_on(loss, mine) if mine else loss
+        if mixed and self._reduces_as_made:
+            raise ConfigError(_mixed_use(mixed[0][0], self._world.rank, is_used=mixed[0][1]))
+        unused = [parameters[name] for name, flag in mixed if not flag]
+        return depend_on(loss, unused) if unused else loss
 
     def _update(self, factor: float, learning_rate: float) -> None:
         self._optimizer.factor = factor
@@ -208,3 +202,11 @@ class DeepSpeedEngine:
 
 def _nothing(name: str, shape: torch.Size) -> Fragment:
     return Fragment(name=name, shape=tuple(shape), start=0, length=0, offset=0)
+
+
+def _mixed_use(name: str, rank: int, *, is_used: bool) -> str:
+    did = "used" if is_used else "did not use"
+    return (
+        f"rank {rank} {did} {name} in this step, and other ranks did otherwise: deepspeed cannot train that with "
+        "zero_stage 2 or 3; use `zero_stage: 1`, or `kind: fsdp` or `ddp`"
+    )

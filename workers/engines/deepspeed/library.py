@@ -5,14 +5,15 @@ import os
 import sys
 from typing import Any
 
+from workers.contract.config import Precision
 from workers.errors import ConfigError
 from workers.world import World
 
 
-def load_deepspeed(world: World) -> Any:
+def load_deepspeed(world: World, precision: Precision) -> Any:
     """Return the module `deepspeed`, ready for the process group that the ranks have met in. Every rank calls it.
 
-    Raises ConfigError where it is not installed.
+    Raises ConfigError where it is not installed, or cannot train in `precision` on this device.
     """
     os.environ.setdefault("DS_ACCELERATOR", world.device.type)
     os.environ.update(
@@ -29,14 +30,25 @@ def load_deepspeed(world: World) -> Any:
             f"engine.kind deepspeed: {error}; install deepspeed on the nodes or use `kind: fsdp`"
         ) from error
     logger.setLevel(logging.ERROR)
+    if precision.params == "fp16" and not deepspeed.accelerator.get_accelerator().is_fp16_supported():
+        raise ConfigError(
+            f"train.precision.params: DeepSpeed trains no fp16 on {world.device.type}; use `bf16`, or `kind: fsdp`"
+        )
     # It would compile a kernel for reductions in shared memory, for minutes, inside the job; none of ours use it.
     backend: Any = sys.modules[
         "deepspeed.comm.torch"
     ]  # by name: the attribute of `deepspeed.comm` is torch itself
     backend.build_shm_op = lambda: None
+    # Stage 1 in bf16 would go to an optimizer of its own, which reduces gradients in bf16; this one takes all stages.
+    deepspeed.DeepSpeedEngine._do_optimizer_sanity_check = _wrapper_of
     # Our ranks are held to equal weights already, and its broadcast cannot send a parameter of 0 dims.
     deepspeed.DeepSpeedEngine._broadcast_model = lambda engine: None
     if not deepspeed.comm.is_initialized():
         name = "nccl" if world.device.type == "cuda" else "gloo"
         deepspeed.init_distributed(name, auto_mpi_discovery=False, verbose=False)
     return deepspeed
+
+
+def _wrapper_of(engine: Any, _optimizer: Any) -> str | None:
+    """Return the name of DeepSpeed's wrapper around an optimizer; None: there is none."""
+    return "zero_optimization" if engine.zero_optimization() else None

@@ -65,16 +65,26 @@ class Cutter(Protocol):
 
 
 def lay_out(
-    module: nn.Module, weights: InitialWeights, *, rank: int, device: torch.device, cut: Cutter | None
+    module: nn.Module,
+    weights: InitialWeights,
+    *,
+    compute: torch.dtype,
+    rank: int,
+    device: torch.device,
+    cut: Cutter | None,
 ) -> LaidOut:
-    """Give every parameter its first value, one at a time, and cut it where `cut` is given. Every rank calls it."""
+    """Give every parameter its first value, one at a time, and cut it where `cut` is given. Every rank calls it.
+
+    What is frozen is read in the dtype `compute`, as all the rest; DeepSpeed casts what it trains by itself.
+    """
     shapes, trainable, empty, frozen = {}, {}, {}, {}
     for name, parameter in list(module.named_parameters()):
         shapes[name] = parameter.shape
         value = weights.take(name, parameter)
-        fill(parameter, value.to(device))
+        is_cast = not parameter.requires_grad and value.is_floating_point()
+        fill(parameter, value.to(device, compute if is_cast else None))
         if value.numel() == 0:
-            _hide(module, parameter)
+            _hide(module, parameter, compute)
         elif cut is not None:
             cut(parameter)
         if not parameter.requires_grad:
@@ -93,12 +103,12 @@ def lay_out(
     )
 
 
-def _hide(module: nn.Module, parameter: nn.Parameter) -> None:
+def _hide(module: nn.Module, parameter: nn.Parameter, compute: torch.dtype) -> None:
     """Leave a parameter without elements to forward as a plain tensor: DeepSpeed 0.19.8 can neither cut nor flatten one."""
     for part in module.modules():
         for leaf in [leaf for leaf, known in part._parameters.items() if known is parameter]:
             del part._parameters[leaf]
-            setattr(part, leaf, parameter.detach())
+            setattr(part, leaf, parameter.detach().to(compute))
 
 
 def _frozen(parameter: nn.Parameter, value: torch.Tensor, rank: int) -> Frozen:
