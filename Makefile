@@ -18,10 +18,10 @@ TESTS ?= tests
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
-.PHONY: help setup dev demo test test-fast lint format lock tools clean
+.PHONY: help setup dev demo test test-fast equivalence lint format lock tools clean
 
 help:  ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.setup  ## a virtual environment with shardyard, in .venv
 
@@ -35,6 +35,9 @@ test: dev tools  ## every test (TESTS=tests/unit PYTEST_ARGS="-x -k name")
 
 test-fast: dev  ## tests that need neither process groups nor Ray
 	$(TEST_ENV) $(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+equivalence: dev  ## every engine, stage and offload against one process: docs/equivalence.md, about 15 minutes
+	$(TEST_ENV) $(BIN)/python -m benchmarks.equivalence
 
 lint: dev  ## format, lint, types, layers, and the deployment files
 	$(BIN)/ruff format --check .

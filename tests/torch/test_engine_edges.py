@@ -19,6 +19,7 @@ pytestmark = pytest.mark.torch
 
 HYBRID = ENGINES["fsdp-3"] | {"engine__shard_group_size": 2}
 ALL = {**ENGINES, "hybrid": HYBRID}
+SAME_USE = ("deepspeed-2", "deepspeed-3")  # where all ranks have to use the same parameters
 
 
 def test_layers_that_change_from_step_to_step_train_as_in_one_process(ranks: "Launcher") -> None:
@@ -40,11 +41,22 @@ def test_layers_that_change_between_micro_batches_train_alike_under_every_engine
 def test_experts_that_only_some_ranks_use_train_as_in_one_process(ranks: "Launcher", world_size: int) -> None:
     """B024: within one unit each rank calls the layers that its rows ask for."""
     few = {"train__batch__global_sequences": 8, "train__batch__micro": 1}
-    (results, *_) = ranks(
-        train_all, world_size, [({"net": "experts"}, changes | few) for changes in ALL.values()]
-    )
+    exact = [changes for name, changes in ALL.items() if name not in SAME_USE]
+    (results, *_) = ranks(train_all, world_size, [({"net": "experts"}, changes | few) for changes in exact])
     for run in results:
         assert_equal_runs(run, reference("experts", **few))
+
+
+@pytest.mark.parametrize("engine", SAME_USE)
+def test_experts_that_deepspeed_would_add_up_wrongly_are_refused(ranks: "Launcher", engine: str) -> None:
+    """B024: with the layer, the rank and what trains it, on every rank that still stands."""
+    few = {"train__batch__global_sequences": 8, "train__batch__micro": 1}
+    outcomes = ranks.start(train_all, 2, [({"net": "experts"}, ENGINES[engine] | few)]).outcomes()
+    said = [outcome for outcome in outcomes if outcome.error_type == "ConfigError"]
+    assert said
+    for outcome in said:
+        assert "experts." in outcome.error
+        assert f"rank {outcome.rank}" in outcome.error
 
 
 def train_rank_dependent(world: World, changes: dict[str, Any]) -> Any:

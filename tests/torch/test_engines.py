@@ -77,7 +77,7 @@ def test_bf16_is_the_same_bf16_under_every_engine(ranks: "Launcher") -> None:
         assert ddp.losses == pytest.approx(reference(net).losses, rel=0.05)
         assert ddp.losses != pytest.approx(reference(net).losses, rel=1e-6)
         for run in sharded:
-            assert run.losses == pytest.approx(ddp.losses, rel=2e-3), net
+            assert run.losses == pytest.approx(ddp.losses, rel=5e-3), net
 
 
 def test_gradients_reduced_in_bf16_are_close_under_every_engine(ranks: "Launcher") -> None:

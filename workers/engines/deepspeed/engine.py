@@ -52,10 +52,12 @@ class DeepSpeedEngine:
         self._grad_clip, self._world = train.grad_clip, world
         self._is_replicated = stage == 0
         self._reduces_as_made = stage >= 2
+        self._is_cut = stage == 3
         self._statistics = RunningStatistics(laid_out.module, world)
         self._scaler = LossScaler(train.precision) if train.precision.params == "fp16" else None
         self._gradient_bytes = 0
         optimizer.bind(partitions.fragments())
+        self._take_masters(laid_out.masters)
 
     def train_step(self, micro_batches: Sequence[WeightedBatch], *, learning_rate: float) -> StepOutput:
         """See `Engine`. Forward and backward of each micro-batch; DeepSpeed reduces; agree, clip, update."""
@@ -173,6 +175,15 @@ class DeepSpeedEngine:
             raise ConfigError(_mixed_use(mixed[0][0], self._world.rank, is_used=mixed[0][1]))
         unused = [parameters[name] for name, flag in mixed if not flag]
         return depend_on(loss, unused) if unused else loss
+
+    @torch.no_grad()
+    def _take_masters(self, masters: Mapping[str, torch.Tensor]) -> None:
+        """Put first values in full precision where DeepSpeed has taken them from what it had cast."""
+        for name, (flat, fragment) in self._lies().items():
+            if name in masters:
+                value = masters[name].view(-1)
+                part = value if self._is_cut else value[fragment.start : fragment.start + fragment.length]
+                flat.view(-1).narrow(0, fragment.offset, fragment.length).copy_(part)
 
     def _update(self, factor: float, learning_rate: float) -> None:
         self._optimizer.factor = factor

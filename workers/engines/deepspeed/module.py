@@ -22,13 +22,12 @@ class Frozen:
     shape: torch.Size
     master: torch.Tensor
     start: int
+    is_part: bool
     working: Callable[[], torch.Tensor]  # what forward reads, lying as `master` does
 
     def state(self) -> torch.Tensor:
         """Return what a checkpoint holds of it."""
-        if self.master.shape == self.shape:
-            return self.master
-        return FlatShard(self.master, self.shape, self.start)
+        return FlatShard(self.master, self.shape, self.start) if self.is_part else self.master
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -49,6 +48,9 @@ class LaidOut:
         str, nn.Parameter
     ]  # trainable ones without elements: no engine could tell whether they are trained
     frozen: Mapping[str, Frozen]
+    masters: Mapping[
+        str, torch.Tensor
+    ]  # first values in fp32, where DeepSpeed would make its masters from rounded ones
     is_cut: bool
 
     def working(self) -> list[torch.Tensor]:
@@ -77,30 +79,71 @@ def lay_out(
 
     What is frozen is read in the dtype `compute`, as all the rest; DeepSpeed casts what it trains by itself.
     """
-    shapes, trainable, empty, frozen = {}, {}, {}, {}
-    for name, parameter in list(module.named_parameters()):
-        shapes[name] = parameter.shape
-        value = weights.take(name, parameter)
-        is_cast = not parameter.requires_grad and value.is_floating_point()
-        fill(parameter, value.to(device, compute if is_cast else None))
-        if value.numel() == 0:
-            _hide(module, parameter, compute)
-        elif cut is not None:
-            cut(parameter)
-        if not parameter.requires_grad:
-            frozen[name] = _frozen(parameter, value.to(device), rank)
-        elif value.numel() == 0:
-            empty[name] = parameter
-        else:
-            trainable[name] = parameter
+    places = {
+        name: _lay_out_one(
+            module, name, parameter, weights, compute=compute, rank=rank, device=device, cut=cut
+        )
+        for name, parameter in list(module.named_parameters())
+    }
     return LaidOut(
         module=module,
-        shapes=shapes,
-        trainable=trainable,
-        empty=empty,
-        frozen=frozen,
+        shapes={name: place.shape for name, place in places.items()},
+        trainable={name: place.parameter for name, place in places.items() if place.is_trained},
+        empty={name: place.parameter for name, place in places.items() if place.is_empty},
+        frozen={name: place.frozen for name, place in places.items() if place.frozen is not None},
+        masters={name: place.master for name, place in places.items() if place.master is not None},
         is_cut=cut is not None,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """What became of one parameter."""
+
+    parameter: nn.Parameter
+    shape: torch.Size
+    frozen: Frozen | None = None
+    master: torch.Tensor | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.frozen is None and self.shape.numel() == 0
+
+    @property
+    def is_trained(self) -> bool:
+        return self.frozen is None and self.shape.numel() > 0
+
+
+def _lay_out_one(
+    module: nn.Module,
+    name: str,
+    parameter: nn.Parameter,
+    weights: InitialWeights,
+    *,
+    compute: torch.dtype,
+    rank: int,
+    device: torch.device,
+    cut: Cutter | None,
+) -> _Place:
+    """Place one parameter; its value is let go of before the next one is asked for."""
+    shape = parameter.shape
+    value = weights.take(name, parameter).to(device)
+    is_cast = not parameter.requires_grad and value.is_floating_point()
+    fill(parameter, value.to(compute) if is_cast else value)
+    start, length = 0, value.numel()
+    if value.numel() == 0:
+        _hide(module, parameter, compute)
+    elif cut is not None:
+        cut(parameter)
+        start, length = slice_of(parameter, rank)
+    is_part = cut is not None and value.numel() > 0
+    mine = value.view(-1)[start : start + length].clone() if is_part else value
+    if not parameter.requires_grad:
+        working = partial(_part_of, parameter, length) if is_part else parameter.detach
+        frozen = Frozen(shape=shape, master=mine, start=start, is_part=is_part, working=working)
+        return _Place(parameter=parameter, shape=shape, frozen=frozen)
+    keeps = compute != torch.float32 and value.numel() > 0
+    return _Place(parameter=parameter, shape=shape, master=mine.clone() if keeps else None)
 
 
 def _hide(module: nn.Module, parameter: nn.Parameter, compute: torch.dtype) -> None:
@@ -109,18 +152,6 @@ def _hide(module: nn.Module, parameter: nn.Parameter, compute: torch.dtype) -> N
         for leaf in [leaf for leaf, known in part._parameters.items() if known is parameter]:
             del part._parameters[leaf]
             setattr(part, leaf, parameter.detach().to(compute))
-
-
-def _frozen(parameter: nn.Parameter, value: torch.Tensor, rank: int) -> Frozen:
-    if not hasattr(parameter, "ds_tensor"):
-        return Frozen(shape=value.shape, master=value, start=0, working=parameter.detach)
-    start, length = slice_of(parameter, rank)
-    return Frozen(
-        shape=value.shape,
-        master=value.view(-1)[start : start + length].clone(),
-        start=start,
-        working=partial(_part_of, parameter, length),
-    )
 
 
 def _part_of(parameter: nn.Parameter, length: int) -> torch.Tensor:

@@ -185,6 +185,7 @@ class SlicedPartitions:
     def publish(self) -> None:
         """See `Partitions`."""
         zero = self._zero
+        zero._partition_all_parameters()  # a forward without a backward leaves some gathered
         for group in range(len(zero.fp16_groups)):
             zero._reassign_or_swap_out_partitioned_parameters(group)
         kept = zero.persistent_parameters
