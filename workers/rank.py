@@ -19,13 +19,16 @@ from workers import errors
 from workers.board import BoardProgress
 from workers.contract.failure import FailureClass, is_echo
 from workers.contract.launch import RankOrder
-from workers.contract.rank_messages import Done, Failed, RankMessage
+from workers.contract.rank_messages import Done, Failed, Measured, RankMessage
 from workers.contract.rundir import rank_log
 from workers.guard import end_with_parent
 from workers.loop import train
 from workers.progress import Progress
 from workers.world import join_world
 
+TRACE_IMPORTS: Final = (
+    "SHARDYARD_TRACE_IMPORTS"  # set in the ranks' environment: what is imported late goes to the log
+)
 _CLASSES: Final[tuple[tuple[type[BaseException], FailureClass], ...]] = (
     (errors.ConfigError, FailureClass.CONFIG),
     (errors.RendezvousError, FailureClass.RENDEZVOUS),
@@ -112,10 +115,20 @@ class _Speaker:
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
         self._lock = threading.Lock()
+        self._imported = set(sys.modules)
 
     def __call__(self, message: RankMessage) -> None:
         with self._lock:
             self._conn.send_bytes(message.to_json().encode())
+            if isinstance(message, Measured) and self._imported:
+                self._tell_late_imports()
+
+    def _tell_late_imports(self) -> None:
+        """Once, after the first step: what the forkserver should have imported (see `agent.preload`)."""
+        late = sorted(set(sys.modules) - self._imported)
+        self._imported = set()
+        if TRACE_IMPORTS in os.environ:
+            sys.stderr.write(f"shardyard: {len(late)} modules were imported in this rank: {' '.join(late)}\n")
 
 
 def _redirect_output(order: RankOrder) -> None:

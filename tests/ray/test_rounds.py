@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray_runs import Run, descendants_of_agent, is_alive, llama, misbehaving, wait_for
@@ -16,10 +17,20 @@ def result_of(run: Run) -> dict:
     return run.events("finished")[0]["data"]
 
 
-def test_a_killed_run_ends_with_the_same_loss_and_every_sample_once(run: Run, tmp_path: Path):
+ENGINES = [
+    {"kind": "fsdp"},
+    {"kind": "deepspeed", "zero_stage": 2, "offload": {"optimizer": "cpu"}},
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine["kind"])
+def test_a_killed_run_ends_with_the_same_loss_and_every_sample_once(
+    run: Run, tmp_path: Path, engine: dict[str, Any]
+):
     """B009."""
-    undisturbed = Run(tmp_path / "undisturbed", run.environment).start(llama())
-    run.start(llama())
+    config = llama() | {"engine": engine}
+    undisturbed = Run(tmp_path / "undisturbed", run.environment).start(config)
+    run.start(config)
     run.wait_event("checkpoint_published", number=2)
     os.kill(run.rank_pids()[1], signal.SIGKILL)
     killed, whole = result_of(run), result_of(undisturbed)

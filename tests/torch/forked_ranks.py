@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.agent.forkserver import WarmForkserver, hide_main_module, stop_forkserver
+from workers.agent.preload import preload
 from workers.agent.rank_entry import rank_entry
 from workers.agent.rank_process import RankProcess
 from workers.agent.store import Store
@@ -17,6 +18,7 @@ from workers.contract.config import TrainingConfig
 from workers.contract.failure import RankEnding, Verdict, fold
 from workers.contract.launch import LaunchRequest, RankOrder, RoundOrder
 from workers.contract.restart import Counters
+from workers.rank import TRACE_IMPORTS
 
 USER_CODE = Path(__file__).parents[1] / "user_code"
 NODE = "127.0.0.1"
@@ -59,7 +61,10 @@ def warm_server() -> Iterator[WarmForkserver]:
     stop_forkserver()  # of other tests in this process
     hide_main_module()
     try:
-        server = WarmForkserver({"OMP_NUM_THREADS": "1"})
+        server = WarmForkserver(
+            {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", TRACE_IMPORTS: "1"},
+            preloaded=preload("deepspeed"),
+        )
         try:
             yield server
         finally:

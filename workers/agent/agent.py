@@ -214,4 +214,6 @@ def rank_environment(request: LaunchRequest) -> Mapping[str, str]:
     environment = {"OMP_NUM_THREADS": str(scaling.threads_per_worker or scaling.cpus_per_worker)}
     if request.gpus_per_worker == 0:
         environment["CUDA_VISIBLE_DEVICES"] = ""
+    if request.config.engine.kind == "deepspeed":  # it would look for devices itself
+        environment["DS_ACCELERATOR"] = "cuda" if request.gpus_per_worker else "cpu"
     return {**environment, **request.config.runtime.env}

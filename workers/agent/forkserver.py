@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver as mp_forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -29,8 +29,16 @@ class ColdForkserverError(Exception):
 class WarmForkserver:
     """Starts when constructed; `fork` makes processes until `stop`."""
 
-    def __init__(self, environment: Mapping[str, str], *, seconds: float = 120.0) -> None:
-        """Start it with `environment` added to ours, and wait until it is warm. Raises ColdForkserverError.
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        *,
+        preloaded: Sequence[str] = PRELOAD,
+        seconds: float = 120.0,
+    ) -> None:
+        """Start it with `environment` added to ours, and wait until it has imported what is `preloaded`.
+
+        Raises ColdForkserverError.
 
         The environment of this process changes for good: everything below must inherit the mark.
         """
@@ -46,10 +54,10 @@ class WarmForkserver:
         os.environ[MARK] = self.mark
         self._sockets = _socket_directory()
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(PRELOAD))
+        self._context.set_forkserver_preload(list(preloaded))
         receiver, sender = self._context.Pipe(duplex=False)
         try:
-            self.warden = self.fork(warden_main, self.mark, self._sockets, sender)
+            self.warden = self.fork(warden_main, self.mark, self._sockets, tuple(preloaded), sender)
             sender.close()
             if not receiver.poll(seconds):
                 raise ColdForkserverError(f"not warm within {seconds:g} s")

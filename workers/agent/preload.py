@@ -5,6 +5,7 @@ torch than this. Nothing here may touch CUDA, start a thread or run user code: a
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 PRELOAD: Final = (
@@ -30,6 +31,29 @@ PRELOAD: Final = (
 )
 
 
-def cold_modules() -> tuple[str, ...]:
-    """Modules of `PRELOAD` that this process has not imported. Run in a forked process: the forkserver says nothing."""
-    return tuple(name for name in PRELOAD if name not in sys.modules)
+# What `engine.kind: deepspeed` imports on top. It takes seconds, so ranks of other engines do not have it.
+DEEPSPEED: Final = (
+    "deepspeed",
+    "deepspeed.comm.torch",
+    "deepspeed.comm.mori",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.moe.ep_count",
+    "deepspeed.ops.adam",
+    "deepspeed.runtime.engine",
+    "deepspeed.runtime.superoffload.superoffload_stage3",
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # not used, but stages 1 to 3 load it, and the compiler with it
+    "deepspeed.runtime.zero.parameter_offload",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "torch._subclasses.schema_check_mode",
+)
+
+
+def preload(engine_kind: str) -> tuple[str, ...]:
+    """Return what a forkserver imports for ranks of this engine."""
+    return PRELOAD + (DEEPSPEED if engine_kind == "deepspeed" else ())
+
+
+def cold_modules(wanted: Sequence[str]) -> tuple[str, ...]:
+    """Return those of `wanted` that this process has not imported. Run in a forked process: the forkserver says nothing."""
+    return tuple(name for name in wanted if name not in sys.modules)

@@ -16,6 +16,7 @@ from workers.agent.forkserver import ColdForkserverError, WarmForkserver, hide_m
 from workers.agent.messages import Registered, Standing
 from workers.agent.network import interface_of
 from workers.agent.postbox import MailboxGoneError, Postbox
+from workers.agent.preload import preload
 from workers.agent.rank_entry import rank_entry
 from workers.contract.failure import FailureClass
 from workers.contract.launch import LAUNCH_ENV, REPORT_TOKEN_ENV, LaunchRequest, RoundOrder
@@ -86,7 +87,7 @@ def _installed_version() -> str:
 
 def _run(request: LaunchRequest, seat: Seat, postbox: Postbox, waker: Waker) -> Problem | None:
     try:
-        server = WarmForkserver(rank_environment(request))
+        server = WarmForkserver(rank_environment(request), preloaded=preload(request.config.engine.kind))
     except ColdForkserverError as error:
         return FailureClass.INTERNAL, f"its forkserver did not start: {error}"
     Agent(

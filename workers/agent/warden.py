@@ -3,6 +3,7 @@
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from typing import Final
@@ -14,7 +15,7 @@ from workers.guard import leave_forkserver
 _GIVE_UP_SECONDS: Final = 30.0
 
 
-def warden_main(mark: str, sockets: str, conn: Connection) -> None:
+def warden_main(mark: str, sockets: str, preloaded: Sequence[str], conn: Connection) -> None:
     """Tell what the forkserver did not import, then wait for the agent's end and sweep until nothing is left.
 
     `sockets` is the directory of the forkserver's socket, which goes last.
@@ -22,7 +23,7 @@ def warden_main(mark: str, sockets: str, conn: Connection) -> None:
     leave_forkserver()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    conn.send(cold_modules())
+    conn.send(cold_modules(preloaded))
     conn.close()
     parent = parent_process()
     assert parent is not None

@@ -77,7 +77,7 @@ NOT_YET: Final[Mapping[str, Mapping[str, str]]] = {
     "model.kind": {"hf": "use `llama`, or `task` with your own module"},
     "data.kind": {"hf": "save the data set as JSON lines or Parquet, and use `jsonl` or `parquet`"},
     "data.attention": {"within": "leave it out: a window is one stream"},
-    "engine.kind": {"deepspeed": "use `fsdp` or `ddp`", "auto": "name the engine: `fsdp` or `ddp`"},
+    "engine.kind": {"auto": "name the engine: `fsdp` or `ddp`"},
     "engine.zero_stage": {"auto": "name the stage: 3 (or 2) for `fsdp`, 0 for `ddp`"},
     "engine.raw": {"*": "leave it out"},
     "failure.on_oom": {"replan": "use `fail`"},

@@ -188,7 +188,7 @@ def test_stage_three_with_one_worker_is_accepted_and_means_that_one_rank_holds_a
 @pytest.mark.parametrize(
     ("text", "path"),
     [
-        ("engine: {kind: deepspeed}", "engine.kind"),
+        ("engine: {kind: auto}", "engine.kind"),
         ("engine: {zero_stage: auto}", "engine.zero_stage"),
         ("failure: {on_nan: rollback}", "failure.on_nan"),
         ("queue: {priority: 3}", "queue.priority"),
