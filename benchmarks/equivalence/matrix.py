@@ -1,7 +1,7 @@
 """The matrix: engines with their stages and offloads, world sizes, trainings. Values only: nothing is run here."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from pydantic import ValidationError
@@ -67,7 +67,7 @@ class Training:
     micro: int = 12  # sequences in one forward, at most
     grad_clip: float | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
-    more: Mapping[str, Any] = field(default_factory=dict)  # of `engine`
+    recomputes: bool = False  # activations, in backward
 
     def job(self, variant: Variant, *, nvme_path: str, steps: int = STEPS) -> dict[str, Any]:
         """Return the training part of a job file that trains this under `variant`."""
@@ -83,7 +83,8 @@ class Training:
                 "precision": {"params": self.precision},
                 "grad_clip": self.grad_clip,
             },
-            "engine": variant.engine(nvme_path) | dict(self.more),
+            "engine": variant.engine(nvme_path)
+            | {"activation_checkpointing": "full" if self.recomputes else "none"},
         }
 
 
@@ -96,7 +97,7 @@ EVERYTHING: Final = Training(
     is_deferred=True,
     micro=2,
     grad_clip=0.5,
-    more={"activation_checkpointing": "full"},
+    recomputes=True,
 )
 TRAININGS: Final = (
     Training(name="plain", shows="one forward a step on each rank, all parameters trained, no clipping"),

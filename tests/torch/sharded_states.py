@@ -7,6 +7,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from workers.checkpointing.save import Author, Saver
 from workers.contract.manifest import ResumePoint
+from workers.engines.flat_shard import FlatShard
 
 State = dict[str, torch.Tensor]
 
@@ -48,10 +49,16 @@ def lay_out(full: State, world_size: int) -> State:
 
 def gathered(state: State) -> State:
     """Return the whole tensors of a laid-out state. Collective."""
-    return {
-        name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        for name, tensor in state.items()
-    }
+    return {name: _whole(tensor) for name, tensor in state.items()}
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, FlatShard):
+        whole = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        whole.view(-1)[tensor.start : tensor.start + tensor.local.numel()] = tensor.local
+        torch.distributed.all_reduce(whole)
+        return whole
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def overwrite(state: State, full: State) -> None:
@@ -59,6 +66,9 @@ def overwrite(state: State, full: State) -> None:
     with torch.no_grad():
         for name, tensor in state.items():
             whole = full[name]
+            if isinstance(tensor, FlatShard):
+                whole = whole.view(-1)[tensor.start : tensor.start + tensor.local.numel()]
+                tensor = tensor.local
             if isinstance(tensor, DTensor):
                 whole = distribute_tensor(whole, tensor.device_mesh, tensor.placements)
             tensor.copy_(whole)

@@ -17,7 +17,16 @@ from workers.world import World
 
 pytestmark = pytest.mark.torch
 
-LAYOUTS = [("fsdp", 3, 3), ("ddp", 0, 2), ("fsdp", 2, 2), ("fsdp", 3, 1)]
+LAYOUTS = [
+    ("fsdp", 3, 3),
+    ("deepspeed", 2, 3),
+    ("deepspeed", 3, 2),
+    ("ddp", 0, 2),
+    ("fsdp", 2, 2),
+    ("deepspeed", 1, 2),
+    ("deepspeed", 3, 3),
+    ("fsdp", 3, 1),
+]
 
 
 def _engine(world: World, kind: str, stage: int) -> Engine:
@@ -26,6 +35,7 @@ def _engine(world: World, kind: str, stage: int) -> Engine:
             "model": {"kind": "llama", "size": "nano", "tie_embeddings": True},
             "data": {"kind": "text", "path": "python-stdlib"},
             "engine": {"kind": kind, "zero_stage": stage},
+            "train": {"precision": {"params": "bf16" if stage else "fp32"}},
         }
     )
     return build_engine(config, load_task(config), world)
@@ -57,7 +67,7 @@ def _load_and_save(world: World, run_dir: str, kind: str, stage: int, name: str,
     return same(gathered(dict(engine.state())), _values(engine))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize("layout", LAYOUTS[:4])
 def test_what_one_engine_wrote_every_other_continues_bit_for_bit(
     ranks: Any, tmp_path: Path, layout: tuple[str, int, int]
 ) -> None:
