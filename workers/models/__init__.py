@@ -3,7 +3,7 @@
 from typing import assert_never
 
 from workers.contract.config import HfModel, LlamaModel, TaskData, TaskModel, TrainingConfig
-from workers.errors import ConfigError
+from workers.models.hf_task import hf_task
 from workers.models.llama_task import llama_task
 from workers.models.task import Batch, Dataset, Task, TaskError
 from workers.models.user_task import open_dataset, user_task
@@ -26,6 +26,7 @@ def load_task(config: TrainingConfig) -> Task:
             )
             return llama_task(config.model, config.data)
         case HfModel():
-            raise ConfigError("model.kind hf is not in this version")
+            assert not isinstance(config.data, TaskData), "see above"
+            return hf_task(config.model, config.data, seed=config.train.seed)
         case _:
             assert_never(config.model)

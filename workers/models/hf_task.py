@@ -1,0 +1,109 @@
+"""Causal language models of transformers as a `DeferredTask`, with or without LoRA adapters."""
+
+# ruff: noqa: N806 -- shape suffixes are upper case: B sequences, T positions, V vocabulary
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 -- what everybody calls it
+from torch import nn
+
+from workers.contract.config import HfModel, TokenData
+from workers.data import load_dataset
+from workers.data.dataset import Batch, DataError, Dataset
+from workers.models.hf_library import (
+    find_files,
+    lora_configuration,
+    peft,
+    read_configuration,
+    transformers,
+)
+from workers.models.hf_weights import DrawnWeights, StoredWeights, parameters_on_meta
+
+_LORA_PREFIX = "base_model.model."  # what peft puts before the model's own names
+
+
+@dataclass(slots=True, kw_only=True)
+class HfTask:
+    """Fulfils `DeferredTask`. Labels of -100 do not count."""
+
+    model: HfModel
+    data: TokenData
+    seed: int
+    configuration: Any
+    stored: StoredWeights | None  # None: weights are drawn
+    _drawn: DrawnWeights | None = field(default=None, init=False)
+    _initialise: Any = field(default=None, init=False)  # transformers' own rule, for one part of the model
+
+    def build(self) -> nn.Module:
+        """Build the structure; parameters on the meta device, tables for real. Only adapters train where there are any."""
+        library = transformers()
+        with parameters_on_meta():
+            module: Any = library.AutoModelForCausalLM.from_config(self.configuration, dtype=self._dtype)
+            self._initialise = module._init_weights
+            if self.model.lora is not None:
+                module = peft().get_peft_model(module, lora_configuration(self.model))
+        self._drawn = DrawnWeights(module, seed=self.seed)
+        return module  # type: ignore[no-any-return]
+
+    def initial_weight(self, name: str) -> torch.Tensor:
+        """See `DeferredTask`. Adapters begin as peft's do: A drawn, B zero, so that nothing changes at first."""
+        assert self._drawn is not None, "build comes first"
+        if ".lora_" in name:
+            return self._drawn.draw(name, _zero if ".lora_B." in name else _draw_linear)
+        original = name.removeprefix(_LORA_PREFIX).replace(".base_layer.", ".")
+        if self.stored is not None:
+            return self.stored.read(original)
+        return self._drawn.draw(name, self._initialise)
+
+    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
+        """Return the decoder layers: the longest list of modules in the model."""
+        lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+        return max((list(parts) for parts in lists), key=len, default=[])
+
+    def loss_sum(self, module: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the cross-entropy in nats, summed over the counted tokens, in fp32 whatever the logits are."""
+        logits_BTV = module(input_ids=batch["tokens"], use_cache=False).logits
+        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), batch["labels"].flatten(), reduction="sum")
+
+    def num_tokens(self, batch: Batch) -> int:
+        """Return how many of the B x T labels are counted."""
+        return int((batch["labels"] != -100).sum())
+
+    def dataset(self, cache_dir: Path) -> Dataset:
+        """Open the samples. Raises DataError, also for ids that the model has no row for."""
+        dataset = load_dataset(self.data, cache_dir)
+        rows = self.configuration.get_text_config().vocab_size
+        if dataset.vocab_size > rows:
+            raise DataError(
+                f"data.tokenizer: its {dataset.vocab_size} ids do not fit the {rows} rows of the model: "
+                "name the model's own tokenizer.json, or raise vocab_size in model.config"
+            )
+        return dataset
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Frozen weights stay as the checkpoint has them; what is trained is fp32."""
+        stored: torch.dtype | None = getattr(self.configuration, "dtype", None)
+        return stored if self.model.lora is not None and stored is not None else torch.float32
+
+
+def hf_task(model: HfModel, data: TokenData, *, seed: int) -> HfTask:
+    """Find the model's files and read its configuration; builds nothing. Every rank calls it. Raises ConfigError."""
+    files = find_files(model)
+    stored = StoredWeights(files) if files is not None and model.weights == "pretrained" else None
+    return HfTask(
+        model=model, data=data, seed=seed, configuration=read_configuration(model, files), stored=stored
+    )
+
+
+def _zero(owner: nn.Module) -> None:
+    for parameter in owner.parameters():
+        parameter.zero_()
+
+
+def _draw_linear(owner: nn.Module) -> None:
+    nn.Linear.reset_parameters(owner)  # type: ignore[arg-type]
