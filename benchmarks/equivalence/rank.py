@@ -1,5 +1,6 @@
 """One rank of a run: the engine that a job file's `engine` names, driven step by step as the loop drives it."""
 
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -21,7 +22,11 @@ from workers.world import World
 
 def train_all(world: World, chosen: Sequence[Cell], *, nvme_path: str, steps: int = STEPS) -> list[Run]:
     """Train one cell after the other on this rank; collective."""
-    return [train(world, cell, nvme_path=nvme_path, steps=steps) for cell in chosen]
+    runs = []
+    for cell in chosen:
+        runs.append(train(world, cell, nvme_path=nvme_path, steps=steps))
+        _forget_groups()
+    return runs
 
 
 def train(world: World, cell: Cell, *, nvme_path: str, steps: int = STEPS) -> Run:
@@ -57,6 +62,12 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(total)
         return total
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def _forget_groups() -> None:
+    """Let one process build more than one engine, which no job does: DeepSpeed 0.19.8 makes groups of hpZ only once."""
+    if (groups := sys.modules.get("deepspeed.utils.groups")) is not None:
+        groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None  # type: ignore[attr-defined]
 
 
 def _micro_batches(

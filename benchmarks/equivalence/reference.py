@@ -1,6 +1,6 @@
 """What every row is compared with: one process and plain torch. It shares no line with the engines.
 
-The whole global batch in one forward, the mean over its counted tokens, clipping by hand, AdamW's plain loop. In bf16
+The whole global batch in one forward, the mean over its counted tokens, clipping by hand, the optimizer's plain loop. In bf16
 the forward reads bf16 copies of the fp32 weights, and gradients are fp32.
 """
 
@@ -46,7 +46,7 @@ def train_reference(task: Task, config: TrainingConfig) -> Run:
     module = _build(task, train.seed)
     forward = InBf16(module) if train.precision.params == "bf16" else module
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizer = _adamw(trained, train.optimizer)
+    optimizer = _optimizer(trained, train.optimizer)
     run = Run(losses=[], norms=[], weights={})
     for step in range(train.steps):
         batch = whole_batch(step, train.batch.global_sequences)
@@ -77,12 +77,14 @@ def _build(task: Task, seed: int) -> nn.Module:
     return module
 
 
-def _adamw(trained: list[nn.Parameter], options: Optimizer) -> torch.optim.Optimizer:
-    """Return AdamW that decays matrices alone; the schedule gives its rate."""
+def _optimizer(trained: list[nn.Parameter], options: Optimizer) -> torch.optim.Optimizer:
+    """Return torch's plain loop, which decays matrices alone; the schedule gives its rate."""
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": options.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
+    if options.name == "sgd":
+        return torch.optim.SGD(groups, lr=options.lr, momentum=options.betas[0], foreach=False)
     return torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps, foreach=False)
 
 
