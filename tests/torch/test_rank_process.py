@@ -10,6 +10,7 @@ import pytest
 from forked_ranks import Round, llama, misbehaving, warm_server
 
 from workers.agent.forkserver import WarmForkserver
+from workers.checkpointing import catalog
 from workers.contract.failure import FailureClass
 from workers.contract.rank_messages import Done, Measured, Ready
 
@@ -92,6 +93,19 @@ def test_a_signal_is_told_with_phase_and_step(server, tmp_path):
     assert (verdict.failure_class, verdict.first_rank) == (FailureClass.RANK_LOST, 1)
     assert (verdict.phase, verdict.step) == ("step", 4)
     assert "killed by signal 11" in verdict.summary
+
+
+def test_the_users_own_signal_handler_is_left_in_place(server, tmp_path):
+    """B128: it runs, training goes on, and what is saved is published."""
+    note = tmp_path / "note"
+    config = misbehaving(do="signals_itself", rank=1, steps=6, every_steps=2, note=str(note))
+    model = config.model.model_copy(update={"target": "own_handler:make"})
+    both = Round(server, tmp_path, config.model_copy(update={"model": model}))
+    both.wait_for_all()
+    both.end()
+    assert note.read_text() == "signal 15"
+    assert [type(said[-1]) for said in both.said] == [Done, Done], both.log(1)
+    assert sorted(m.checkpoint.step for m in catalog.published(str(tmp_path))) == [2, 4, 6]
 
 
 def test_running_out_of_memory_is_told_apart(server, tmp_path):
