@@ -17,19 +17,10 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from workers.agent.preload import preload
 from workers.world import leave_world, meet
 
-# What ranks would import, imported once. DeepSpeed alone takes seconds.
-PRELOAD: Final = (
-    "torch",
-    "torch.distributed.checkpoint",
-    "torch.distributed.device_mesh",
-    "torch.distributed.fsdp",
-    "deepspeed",
-    "deepspeed.runtime.zero.stage3",
-    "deepspeed.runtime.zero.stage_1_and_2",
-    "workers.engines",
-)
+PRELOAD: Final = (*preload("deepspeed"), "workers.engines")  # what ranks would import, for seconds each
 GRACE_SECONDS: Final = 5.0  # for the others to say what they saw, once a rank has failed
 LOG_TAIL: Final = 600  # characters of a silent rank's log that are told
 
