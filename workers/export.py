@@ -8,11 +8,12 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +21,17 @@ import numpy.typing as npt
 from workers.checkpointing import catalog
 from workers.checkpointing.chunks import ChunkFiles, open_checkpoint
 from workers.checkpointing.storage import LocalStorage, MissingError
-from workers.contract.config import LlamaModel, TaskData, TrainingConfig
+from workers.contract.config import HfModel, LlamaModel, TaskData, TaskModel, TrainingConfig
 from workers.contract.manifest import Manifest, StoredTensor
+from workers.contract.rundir import tokenizer_file
 from workers.errors import ConfigError, StorageError
 
 WEIGHTS_NAME: Final = "model.safetensors"
 CONFIG_NAME: Final = "config.json"
+ADAPTER_WEIGHTS_NAME: Final = "adapter_model.safetensors"  # as peft calls them
+ADAPTER_CONFIG_NAME: Final = "adapter_config.json"
+TOKENIZER_NAME: Final = "tokenizer.json"
+_OURS: Final = {WEIGHTS_NAME, CONFIG_NAME, ADAPTER_WEIGHTS_NAME, ADAPTER_CONFIG_NAME, TOKENIZER_NAME}
 _EXPORTED_PREFIXES: Final = ("model.", "buffer.")  # a module's own state; the optimizer's stays behind
 
 Bytes = npt.NDArray[np.uint8]
@@ -57,10 +63,11 @@ def export(run_dir: str, name: str | None, config: TrainingConfig, to: Path) -> 
         to.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(mkdtemp(prefix=f".{to.name}-", dir=to.parent))
         try:
-            _write_weights(temporary / WEIGHTS_NAME, files)
-            described = _llama_config(config, files.manifest)
-            if described is not None:
-                _write_text(temporary / CONFIG_NAME, json.dumps(described, indent=2) + "\n")
+            shape = _shape_of(config, files.manifest)
+            _write_weights(temporary / shape.weights_name, files, shape.rename)
+            if shape.description is not None:
+                _write_text(temporary / shape.config_name, json.dumps(shape.description, indent=2) + "\n")
+            _take_tokenizer(run_dir, temporary)
             temporary.chmod(0o755)
             _put_in_place(temporary, to)
         finally:
@@ -77,25 +84,78 @@ def _open(run_dir: str, name: str | None) -> ChunkFiles:
     return open_checkpoint(run_dir, name).open_all()
 
 
-def _llama_config(config: TrainingConfig, manifest: Manifest) -> dict[str, Any] | None:
-    if not isinstance(config.model, LlamaModel):
-        return None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What an export consists of: its files, and what a tensor is called there (None: it stays behind)."""
+
+    rename: Callable[[str], str | None] = lambda name: name
+    description: Mapping[str, Any] | None = None
+    weights_name: str = WEIGHTS_NAME
+    config_name: str = CONFIG_NAME
+
+
+def _shape_of(config: TrainingConfig, manifest: Manifest) -> Shape:
+    match config.model:
+        case LlamaModel():
+            return Shape(description=_llama_config(config, config.model, manifest))
+        case HfModel():
+            # Imports transformers, which an export of anything else does without.
+            from workers.models.hf_library import (
+                described,
+                find_files,
+                lora_configuration,
+                read_configuration,
+            )
+
+            if config.model.lora is not None:
+                return Shape(
+                    rename=_adapter_name,
+                    description=lora_description(lora_configuration(config.model)),
+                    weights_name=ADAPTER_WEIGHTS_NAME,
+                    config_name=ADAPTER_CONFIG_NAME,
+                )
+            return Shape(description=described(read_configuration(config.model, find_files(config.model))))
+        case TaskModel():
+            return Shape()
+        case _:
+            assert_never(config.model)
+
+
+def _llama_config(config: TrainingConfig, model: LlamaModel, manifest: Manifest) -> dict[str, Any]:
     assert not isinstance(config.data, TaskData)
     # Imports torch, which an export of a user's task does without.
     from workers.models.llama_dimensions import hf_config, llama_dimensions
 
     vocab_size = manifest.tensors["model.model.embed_tokens.weight"].shape[0]
-    dimensions = llama_dimensions(config.model, vocab_size=vocab_size)
+    dimensions = llama_dimensions(model, vocab_size=vocab_size)
     return hf_config(dimensions, seq_len=config.data.seq_len)
 
 
-def _exported_names(manifest: Manifest) -> dict[str, str]:
+def _adapter_name(name: str) -> str | None:
+    """Return what peft calls a tensor of the adapter in its file; the base model's stay behind."""
+    return name.replace(".default.", ".") if ".lora_" in name else None
+
+
+def lora_description(configuration: Any) -> Mapping[str, Any]:
+    """Return peft's `adapter_config.json`: sets as sorted lists, as peft itself writes them."""
+    content = configuration.to_dict()
+    return {key: sorted(value) if isinstance(value, set) else value for key, value in content.items()}
+
+
+def _take_tokenizer(run_dir: str, to: Path) -> None:
+    """Put the run's tokenizer beside the weights: without it nobody can tell what an id means."""
+    tokenizer = tokenizer_file(run_dir)
+    if tokenizer.is_file():
+        _write_text(to / TOKENIZER_NAME, tokenizer.read_text(encoding="utf-8"))
+
+
+def _exported_names(manifest: Manifest, rename: Callable[[str], str | None]) -> dict[str, str]:
     """Name in the file -> name in the checkpoint, large elements first, so that every tensor is aligned."""
     names = {
-        stored.removeprefix(prefix): stored
+        renamed: stored
         for prefix in _EXPORTED_PREFIXES
         for stored in manifest.tensors
-        if stored.startswith(prefix)
+        if stored.startswith(prefix) and (renamed := rename(stored.removeprefix(prefix))) is not None
     }
     return dict(sorted(names.items(), key=lambda pair: (-_element_bytes(manifest.tensors[pair[1]]), pair[0])))
 
@@ -106,17 +166,21 @@ def _element_bytes(tensor: StoredTensor) -> int:
     return _DTYPES[tensor.dtype][1]
 
 
-def safetensors_header(manifest: Manifest) -> tuple[bytes, dict[str, tuple[int, int]]]:
+def safetensors_header(
+    manifest: Manifest, rename: Callable[[str], str | None] = lambda name: name
+) -> tuple[bytes, dict[str, tuple[int, int]]]:
     """Return the header of the file and, by name in the checkpoint, where each tensor's bytes lie in the file.
 
     Tied names go into the metadata, as safetensors' own `save_model` writes them.
     """
+    names = _exported_names(manifest, rename)
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     for alias, stored in manifest.aliases.items():
-        entries["__metadata__"][_short(alias)] = _short(stored)
+        if stored in names.values():
+            entries["__metadata__"][_short(alias)] = _short(stored)
     places: dict[str, tuple[int, int]] = {}
     end = 0
-    for name, stored in _exported_names(manifest).items():
+    for name, stored in names.items():
         tensor = manifest.tensors[stored]
         begin, end = end, end + math.prod(tensor.shape) * _element_bytes(tensor)
         places[stored] = (begin, end)
@@ -137,8 +201,8 @@ def _short(name: str) -> str:
     return name
 
 
-def _write_weights(path: Path, files: ChunkFiles) -> None:
-    header, places = safetensors_header(files.manifest)
+def _write_weights(path: Path, files: ChunkFiles, rename: Callable[[str], str | None]) -> None:
+    header, places = safetensors_header(files.manifest, rename)
     size = max((end for _, end in places.values()), default=len(header))
     with path.open("w+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)  # a full disk says so here, not as SIGBUS below
@@ -169,7 +233,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _refuse_foreign(to: Path) -> None:
-    if to.exists() and (not to.is_dir() or {p.name for p in to.iterdir()} - {WEIGHTS_NAME, CONFIG_NAME}):
+    if to.exists() and (not to.is_dir() or {p.name for p in to.iterdir()} - _OURS):
         raise ConfigError(f"{to} holds something else than an export: name another directory")
 
 

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from engine_runs import ENGINES, whole
+from sharded_states import make_saver, resume_at
 
 from workers.contract.config import TrainingConfig
 from workers.engines import WeightedBatch, build_engine
+from workers.export import export
 from workers.models import load_task
 from workers.schedule import learning_rate
 from workers.world import World
@@ -16,7 +18,12 @@ from workers.world import World
 if TYPE_CHECKING:
     from gloo_ranks import Launcher
 
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings(
+        "ignore:.*is_gradient_checkpointing:FutureWarning"
+    ),  # peft asks transformers by an old name
+]
 transformers = pytest.importorskip("transformers")
 
 LLAMA = {
@@ -86,6 +93,15 @@ def train(
         name.removeprefix("model."): whole(t) for name, t in state.items() if name.startswith("model.")
     }
     return losses, weights, sorted(name for name in state if name.endswith(".step"))
+
+
+def train_and_save(world: World, model: dict[str, Any], engine: dict[str, Any], run_dir: str) -> None:
+    config = make_config(model, **engine)
+    engine_ = build_engine(config, load_task(config), world)
+    batch = WeightedBatch(batch=tokens(range(world.rank, world.rank + 1)), num_tokens=16, seed=0)
+    for _ in range(2):
+        engine_.train_step([batch], learning_rate=0.05)
+    make_saver(world, run_dir).save_final(engine_.state(), engine_.aliases(), resume_at(2))
 
 
 def train_all(world: World, runs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[Any]:
@@ -174,3 +190,36 @@ def test_only_adapters_train_and_only_they_have_optimizer_state(ranks: "Launcher
         assert other_trained == trained
         for name, weight in weights.items():
             torch.testing.assert_close(other_weights[name], weight, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("engine", ["fsdp-3", "deepspeed-3"])
+def test_an_export_loads_in_transformers_and_an_adapter_in_peft(
+    ranks: "Launcher", tmp_path: Path, engine: str
+) -> None:
+    """The whole model by its own names, tied head and all; of adapters they alone, on the base that they were made for."""
+    peft = pytest.importorskip("peft")
+    settings = dict(LLAMA)
+    base = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    )
+    base.save_pretrained(tmp_path / "base")
+    changes = {key.removeprefix("engine__"): value for key, value in ENGINES[engine].items()}
+    batch, logits = tokens(range(3))["tokens"], {}
+    for name, lora in (("full", None), ("adapter", {"rank": 2, "target_modules": ["q_proj", "v_proj"]})):
+        model = {"path": str(tmp_path / "base"), "lora": lora}
+        ranks(train_and_save, 2, model, changes, str(tmp_path / name))
+        export(str(tmp_path / name), None, make_config(model, **changes), tmp_path / f"{name}-export")
+    full = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "full-export")
+    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter-export")
+    with torch.no_grad():
+        for name, model_ in (("full", full), ("adapter", adapted)):
+            logits[name] = model_.eval()(input_ids=batch).logits
+    assert sorted(path.name for path in (tmp_path / "adapter-export").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    assert adapted.peft_config["default"].base_model_name_or_path == str(tmp_path / "base")
+    with adapted.disable_adapter(), torch.no_grad():
+        untouched = adapted(input_ids=batch).logits
+    assert not logits["adapter"].equal(untouched)
+    assert not logits["full"].allclose(untouched, atol=1e-3)

@@ -74,9 +74,7 @@ WORKER_LIMIT: Final = 4096
 
 # Keys and values that the design names and this version does not have: path -> value (or "*") -> remedy.
 NOT_YET: Final[Mapping[str, Mapping[str, str]]] = {
-    "model.kind": {"hf": "use `llama`, or `task` with your own module"},
     "data.kind": {"hf": "save the data set as JSON lines or Parquet, and use `jsonl` or `parquet`"},
-    "data.attention": {"within": "leave it out: a window is one stream"},
     "engine.kind": {"auto": "name the engine: `fsdp` or `ddp`"},
     "engine.zero_stage": {"auto": "name the stage: 3 (or 2) for `fsdp`, 0 for `ddp`"},
     "engine.raw": {"*": "leave it out"},

@@ -24,7 +24,7 @@ def load_task(config: TrainingConfig) -> Task:
             assert not isinstance(config.data, TaskData), (
                 "the contract lets a task's data come with a task only"
             )
-            return llama_task(config.model, config.data)
+            return llama_task(config.model, config.data, seed=config.train.seed)
         case HfModel():
             assert not isinstance(config.data, TaskData), "see above"
             return hf_task(config.model, config.data, seed=config.train.seed)

@@ -2,7 +2,7 @@
 
 # ruff: noqa: N806 -- shape suffixes are upper case: B sequences, T positions, V vocabulary
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from workers.models.hf_library import (
     transformers,
 )
 from workers.models.hf_weights import DrawnWeights, StoredWeights, parameters_on_meta
+from workers.models.llama import within_documents
 
 _LORA_PREFIX = "base_model.model."  # what peft puts before the model's own names
 
@@ -66,7 +67,7 @@ class HfTask:
 
     def loss_sum(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """Return the cross-entropy in nats, summed over the counted tokens, in fp32 whatever the logits are."""
-        logits_BTV = module(input_ids=batch["tokens"], use_cache=False).logits
+        logits_BTV = module(input_ids=batch["tokens"], use_cache=False, **_documents(batch)).logits
         return F.cross_entropy(logits_BTV.flatten(0, 1).float(), batch["labels"].flatten(), reduction="sum")
 
     def num_tokens(self, batch: Batch) -> int:
@@ -98,6 +99,19 @@ def hf_task(model: HfModel, data: TokenData, *, seed: int) -> HfTask:
     return HfTask(
         model=model, data=data, seed=seed, configuration=read_configuration(model, files), stored=stored
     )
+
+
+def _documents(batch: Batch) -> Mapping[str, torch.Tensor]:
+    """Return what keeps documents apart: an additive mask [B, 1, T, T], and positions that begin anew in each."""
+    if "documents" not in batch:
+        return {}
+    documents_BT = batch["documents"]
+    seen_B1TT = within_documents(documents_BT)
+    # The lowest bf16 number: engines cast inputs, and in fp32's own range it would become infinite.
+    mask_B1TT = torch.zeros(seen_B1TT.shape, device=seen_B1TT.device).masked_fill(
+        ~seen_B1TT, torch.finfo(torch.bfloat16).min
+    )
+    return {"attention_mask": mask_B1TT, "position_ids": seen_B1TT[:, 0].sum(-1) - 1}
 
 
 def _zero(owner: nn.Module) -> None:

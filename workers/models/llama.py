@@ -35,15 +35,18 @@ class Llama(nn.Module):
         self.lm_head = nn.Linear(dimensions.hidden_size, dimensions.vocab_size, bias=False)
         if dimensions.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        residual_std = _INIT_STD / math.sqrt(2 * dimensions.num_layers)
         for name, parameter in self.named_parameters():  # a tied table comes once
-            if parameter.ndim >= 2:
-                is_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(parameter, std=residual_std if is_residual else _INIT_STD)
+            std = initial_std(dimensions, name)
+            if std is not None:
+                nn.init.normal_(parameter, std=std)
 
-    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """Map int64 ids [B, T] to logits [B, T, V] in the dtype of the weights. Position t sees tokens 0..t."""
-        hidden_BTD = self.model(tokens_BT)
+    def forward(self, tokens_BT: torch.Tensor, documents_BT: torch.Tensor | None = None) -> torch.Tensor:
+        """Map int64 ids [B, T] to logits [B, T, V] in the dtype of the weights. Position t sees tokens 0..t.
+
+        With `documents_BT`, equal numbers being one document, it sees those of its own alone. Rotary attention depends
+        on distances, which stay as they are within a document, so positions need not begin anew.
+        """
+        hidden_BTD = self.model(tokens_BT, documents_BT)
         logits_BTV: torch.Tensor = self.lm_head(hidden_BTD)
         return logits_BTV
 
@@ -55,10 +58,11 @@ class _Decoder(nn.Module):
         self.layers = nn.ModuleList(_Layer(dimensions) for _ in range(dimensions.num_layers))
         self.norm = nn.RMSNorm(dimensions.hidden_size, eps=dimensions.norm_eps)
 
-    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens_BT: torch.Tensor, documents_BT: torch.Tensor | None) -> torch.Tensor:
         x_BTD = self.embed_tokens(tokens_BT)
+        mask_B1TT = None if documents_BT is None else within_documents(documents_BT)
         for layer in self.layers:
-            x_BTD = layer(x_BTD)
+            x_BTD = layer(x_BTD, mask_B1TT)
         normed_BTD: torch.Tensor = self.norm(x_BTD)
         return normed_BTD
 
@@ -73,8 +77,8 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(dimensions.hidden_size, eps=dimensions.norm_eps)
         self.mlp = _SwiGLU(dimensions)
 
-    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD))
+    def forward(self, x_BTD: torch.Tensor, mask_B1TT: torch.Tensor | None = None) -> torch.Tensor:
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), mask_B1TT)
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))  # type: ignore[no-any-return]
 
 
@@ -92,7 +96,7 @@ class _Attention(nn.Module):
         self.v_proj = nn.Linear(dimensions.hidden_size, kv_size, bias=False)
         self.o_proj = nn.Linear(query_size, dimensions.hidden_size, bias=False)
 
-    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_BTD: torch.Tensor, mask_B1TT: torch.Tensor | None) -> torch.Tensor:
         q_BHTE = self._heads(self.q_proj(x_BTD))
         k_BKTE = self._heads(self.k_proj(x_BTD))
         v_BKTE = self._heads(self.v_proj(x_BTD))
@@ -103,7 +107,8 @@ class _Attention(nn.Module):
             rotate(q_BHTE, cos_TR, sin_TR),
             rotate(k_BKTE, cos_TR, sin_TR),
             v_BKTE,
-            is_causal=True,
+            attn_mask=mask_B1TT,
+            is_causal=mask_B1TT is None,
             enable_gqa=self.is_grouped,
         )
         out_BTD: torch.Tensor = self.o_proj(mixed_BHTE.transpose(1, 2).flatten(2))
@@ -127,6 +132,38 @@ class _SwiGLU(nn.Module):
         gated_BTF = F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD)
         out_BTD: torch.Tensor = self.down_proj(gated_BTF)
         return out_BTD
+
+
+def initial_std(dimensions: LlamaDimensions, name: str) -> float | None:
+    """Return the standard deviation that a parameter begins with; None: it begins as ones."""
+    if "norm" in name:
+        return None
+    is_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+    return _INIT_STD / math.sqrt(2 * dimensions.num_layers) if is_residual else _INIT_STD
+
+
+def weight_shape(dimensions: LlamaDimensions, name: str) -> tuple[int, ...]:
+    """Return the shape of the parameter that the module calls `name`."""
+    d = dimensions
+    query_size, kv_size = d.num_heads * d.head_size, d.num_kv_heads * d.head_size
+    shapes = {
+        "embed_tokens": (d.vocab_size, d.hidden_size),
+        "lm_head": (d.vocab_size, d.hidden_size),
+        "q_proj": (query_size, d.hidden_size),
+        "k_proj": (kv_size, d.hidden_size),
+        "v_proj": (kv_size, d.hidden_size),
+        "o_proj": (d.hidden_size, query_size),
+        "gate_proj": (d.intermediate_size, d.hidden_size),
+        "up_proj": (d.intermediate_size, d.hidden_size),
+        "down_proj": (d.hidden_size, d.intermediate_size),
+    }
+    return shapes.get(name.split(".")[-2], (d.hidden_size,))
+
+
+def within_documents(documents_BT: torch.Tensor) -> torch.Tensor:
+    """Return which positions see which: bool [B, 1, T, T], True for earlier ones of the same document and for itself."""
+    same_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
+    return same_BTT.tril()[:, None]
 
 
 def rotary_tables(

@@ -43,6 +43,15 @@ _SIZES: Final[Mapping[str, tuple[int, int, int, int, int]]] = {
     "tiny": (256, 704, 4, 8, 4),  # 3.0 M: learns visibly in a minute of two CPU cores
     "small": (384, 1024, 5, 6, 3),  # 8.2 M
     "20m": (512, 1152, 8, 8, 4),  # 20.6 M: what benchmarks measure
+    "125m": (768, 2048, 12, 12, 12),  # as wide and deep as GPT-2 small (Radford et al. 2019)
+    "350m": (1024, 2816, 24, 16, 16),  # as GPT-2 medium
+    "1b": (2048, 8192, 16, 32, 8),  # Llama 3.2 1B; the rest as published by Meta, too
+    "3b": (3072, 8192, 28, 24, 8),  # Llama 3.2 3B
+    "7b": (4096, 11008, 32, 32, 32),  # Llama 2 7B (Touvron et al. 2023)
+    "8b": (4096, 14336, 32, 32, 8),  # Llama 3.1 8B
+    "13b": (5120, 13824, 40, 40, 40),  # Llama 2 13B
+    "34b": (8192, 22016, 48, 64, 8),  # Code Llama 34B (Roziere et al. 2023)
+    "70b": (8192, 28672, 80, 64, 8),  # Llama 2 and 3 70B
 }
 
 

@@ -2,6 +2,7 @@
 
 # ruff: noqa: N806 -- shape suffixes are upper case: B sequences, T positions, V vocabulary
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,20 +14,32 @@ from torch import nn
 from workers.contract.config import LlamaModel, TokenData
 from workers.data import load_dataset, vocab_size_of
 from workers.data.dataset import Batch, DataError, Dataset
-from workers.models.llama import Llama
+from workers.models.llama import Llama, initial_std, weight_shape
 from workers.models.llama_dimensions import LlamaDimensions, llama_dimensions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaTask:
-    """Fulfils `Task`. Every token of a batch counts."""
+    """Fulfils `DeferredTask`."""
 
     dimensions: LlamaDimensions
     data: TokenData
+    seed: int
 
     def build(self) -> nn.Module:
-        """Build the decoder in fp32 from torch's default generator."""
-        return Llama(self.dimensions)
+        """Build the structure on the meta device; the module has no buffer to lose there."""
+        with torch.device("meta"):
+            return Llama(self.dimensions)
+
+    def initial_weight(self, name: str) -> torch.Tensor:
+        """See `DeferredTask`: norms 1, the rest normal, each tensor from a seed of its own."""
+        shape = weight_shape(self.dimensions, name)
+        std = initial_std(self.dimensions, name)
+        if std is None:
+            return torch.ones(shape)
+        digest = hashlib.blake2b(f"{self.seed}:{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        return torch.randn(shape, generator=generator) * std
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         """Return the decoder layers; embedding, final norm and head stay with the root, which a tied head asks for."""
@@ -35,7 +48,7 @@ class LlamaTask:
 
     def loss_sum(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """Return the cross-entropy in nats, summed over the counted tokens, in fp32 whatever the logits are."""
-        logits_BTV = module(batch["tokens"])
+        logits_BTV = module(batch["tokens"], batch.get("documents"))
         return F.cross_entropy(logits_BTV.flatten(0, 1).float(), batch["labels"].flatten(), reduction="sum")
 
     def num_tokens(self, batch: Batch) -> int:
@@ -53,7 +66,7 @@ class LlamaTask:
         return dataset
 
 
-def llama_task(model: LlamaModel, data: TokenData) -> LlamaTask:
+def llama_task(model: LlamaModel, data: TokenData, *, seed: int) -> LlamaTask:
     """Resolve the dimensions. Opens a token file's header only when `model.vocab_size` is left to the data."""
     needed = model.vocab_size or vocab_size_of(data)
-    return LlamaTask(dimensions=llama_dimensions(model, vocab_size=needed), data=data)
+    return LlamaTask(dimensions=llama_dimensions(model, vocab_size=needed), data=data, seed=seed)

@@ -10,7 +10,9 @@ from workers.contract.config import TrainingConfig
 from workers.data import DataError
 from workers.data.document import Document
 from workers.data.token_file import write_token_file
+from workers.engines.weights import fill
 from workers.models import Task, load_task, open_dataset
+from workers.models.task import DeferredTask
 
 SENTENCE = "the quick brown fox jumps over the lazy dog; "
 
@@ -30,6 +32,40 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def filled(task: Task) -> torch.nn.Module:
+    """Build the module and give every parameter its first value, as an engine does."""
+    assert isinstance(task, DeferredTask)
+    module = task.build()
+    for name, parameter in list(module.named_parameters()):
+        fill(parameter, task.initial_weight(name))
+    return module
+
+
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_first_weights_come_by_name_in_the_shapes_of_the_module(tmp_path: Path, tie_embeddings: bool) -> None:
+    tasks = [load_task(config(tmp_path, tie_embeddings=tie_embeddings, num_kv_heads=2)) for _ in range(2)]
+    assert all(isinstance(task, DeferredTask) for task in tasks)
+    module = tasks[0].build()
+    assert all(parameter.is_meta for parameter in module.parameters())
+    for name, parameter in module.named_parameters():
+        value = tasks[0].initial_weight(name)
+        assert value.shape == parameter.shape, name
+        assert value.equal(tasks[1].initial_weight(name)), "a function of seed and name"
+        expected = 1.0 if "norm" in name else 0.0
+        assert value.mean().item() == pytest.approx(expected, abs=0.01)
+
+
+def test_a_token_sees_nothing_of_another_document(tmp_path: Path) -> None:
+    module = filled(load_task(config(tmp_path)))
+    first, second = torch.arange(10), torch.arange(40, 52)
+    together = torch.cat([first, second])[None]
+    documents = torch.tensor([[0] * 10 + [1] * 12])
+    logits = module(together, documents)
+    torch.testing.assert_close(logits[:, :10], module(first[None]))
+    torch.testing.assert_close(logits[:, 10:], module(second[None]))
+    assert not module(together)[:, 10:].allclose(logits[:, 10:], atol=1e-3)
+
+
 def test_loading_builds_nothing_and_opens_nothing(tmp_path: Path) -> None:
     task = load_task(config(tmp_path / "nowhere"))
     assert isinstance(task, Task)
@@ -47,7 +83,7 @@ def test_blocks_are_the_layers_in_order(tmp_path: Path) -> None:
 def test_the_loss_is_a_sum_that_does_not_depend_on_how_a_batch_is_cut(corpus: Path, tmp_path: Path) -> None:
     task = load_task(config(corpus))
     dataset = open_dataset(task, tmp_path / "cache")
-    module = task.build()
+    module = filled(task)
     whole = dataset.batch(range(6))
     parts = [dataset.batch(ids) for ids in ([0], [1, 2, 3], [4, 5])]
     total = task.loss_sum(module, whole)
@@ -58,7 +94,7 @@ def test_the_loss_is_a_sum_that_does_not_depend_on_how_a_batch_is_cut(corpus: Pa
 
 def test_the_loss_is_summed_in_fp32_from_bf16_logits(corpus: Path, tmp_path: Path) -> None:
     task = load_task(config(corpus))
-    module = task.build().to(torch.bfloat16)
+    module = filled(task).to(torch.bfloat16)
     assert task.loss_sum(module, open_dataset(task, tmp_path / "cache").batch([0])).dtype == torch.float32
 
 
@@ -66,7 +102,7 @@ def test_a_small_model_learns_a_sentence(corpus: Path, tmp_path: Path) -> None:
     task = load_task(config(corpus))
     dataset = open_dataset(task, tmp_path / "cache")
     torch.manual_seed(0)
-    module = task.build()
+    module = filled(task)
     optimizer = torch.optim.AdamW(module.parameters(), lr=5e-3)
     losses = []
     for step in range(60):
