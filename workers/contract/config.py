@@ -4,6 +4,7 @@ Defaults live here and nowhere else. What a later version brings is refused by n
 """
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -26,6 +27,7 @@ from workers.contract.data_config import (
     Validation,
     data_paths,
 )
+from workers.contract.deepspeed_raw import SAME, RawReading, read_raw
 from workers.contract.engine_config import Engine, Offload, Prefetch
 from workers.contract.model_config import EnvironmentName, HfModel, LlamaModel, LlamaSize, Lora, TaskModel
 from workers.contract.numbers import NonNegativeInt, PositiveInt
@@ -77,7 +79,8 @@ NOT_YET: Final[Mapping[str, Mapping[str, str]]] = {
     "data.kind": {"hf": "save the data set as JSON lines or Parquet, and use `jsonl` or `parquet`"},
     "engine.kind": {"auto": "name the engine: `fsdp` or `ddp`"},
     "engine.zero_stage": {"auto": "name the stage: 3 (or 2) for `fsdp`, 0 for `ddp`"},
-    "engine.raw": {"*": "leave it out"},
+    "engine.offload.optimizer": {"nvme": "use `cpu`"},
+    "engine.offload.params": {"nvme": "use `cpu`"},
     "failure.on_oom": {"replan": "use `fail`"},
     "failure.on_nan": {"rollback": "use `fail`", "skip": "use `fail`"},
     "queue.preemptible": {"True": "leave it out: this version admits first come, first served"},
@@ -185,6 +188,18 @@ class TrainingConfig(Strict):
                     f"use a multiple, or `num_workers: {{min: {group}, max: ..., step: {group}}}`"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _raw_agrees(self) -> Self:
+        if self.engine.raw is not None and (problems := self.read_raw().problems):
+            raise ValueError("; ".join(problems))
+        return self
+
+    def read_raw(self) -> RawReading:
+        """Return what `engine.raw` comes to beside the rest of the job file."""
+        places = set(SAME.values())
+        job = {place: reduce(getattr, place.split("."), self) for place in places}
+        return read_raw(self.engine.raw or {}, job | {"engine.zero_stage": self.engine.stage})
 
     @model_validator(mode="after")
     def _precision_fits_engine(self) -> Self:

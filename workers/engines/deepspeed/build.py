@@ -1,5 +1,6 @@
 """From a module and its weights to a `DeepSpeedEngine`."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from workers.engines.units import cast_inputs
 from workers.engines.weights import InitialWeights
 from workers.models.task import Task
 from workers.world import World
+
+_log = logging.getLogger(__name__)
 
 
 def build_deepspeed(
@@ -46,6 +49,10 @@ def build_deepspeed(
         num_elements=sum(numels),
         largest=max(numels),
     )
+    raw = config.read_raw()
+    for warning in raw.warnings:
+        _log.warning("%s", warning)
+    settings["zero_optimization"] = {**settings["zero_optimization"], **raw.tuning}
     cut = _cutter(library, settings, compute) if stage == 3 else None
     if precision.params != "fp32":
         for unit in (module, *units):
