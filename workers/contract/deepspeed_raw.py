@@ -145,9 +145,9 @@ def _disagreement(place: str, value: Any, job: Mapping[str, Any]) -> list[str]:
 
 def _agree(place: str, value: Any, said: Any) -> bool:
     if place in ("bf16.enabled", "fp16.enabled"):
-        return bool(value) == (said == place.partition(".")[0])
+        return bool(value) is bool(said == place.partition(".")[0])
     if place == "gradient_clipping":
-        return float(value) == float(said or 0.0)
+        return bool(float(value) == float(said or 0.0))
     if place == "train_micro_batch_size_per_gpu" and said == "auto":
         return False
     if isinstance(said, tuple | list):

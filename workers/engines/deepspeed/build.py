@@ -101,7 +101,12 @@ def _cutter(library: Any, settings: Any, compute: Any) -> Cutter:
     DeepSpeed's own `zero.Init` would broadcast each one first, which cannot be done with one of 0 dims; ours are equal
     on all ranks, and `InitialWeights` holds them to it.
     """
-    init = library.zero.Init(config_dict_or_path=settings, dtype=compute)
+    groups = library.utils.groups  # of hpZ: made once in a process, whoever asks first
+    init = library.zero.Init(
+        config_dict_or_path=settings,
+        dtype=compute,
+        zero_param_parallel_group=groups._get_zero_param_intra_parallel_group(),
+    )
 
     def cut(parameter: nn.Parameter) -> None:
         parameter.data = parameter.data.to(compute)
