@@ -96,10 +96,16 @@ def test_tied_names_are_told_in_the_metadata(
 def test_a_llama_loads_as_what_it_was(
     saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path
 ) -> None:
+    from workers.engines.weights import fill
     from workers.models import load_task
     from workers.models.generate import load_exported
+    from workers.models.task import DeferredTask
 
-    module = load_task(LLAMA).build()
+    task = load_task(LLAMA)
+    assert isinstance(task, DeferredTask)
+    module = task.build()
+    for name, parameter in list(module.named_parameters()):
+        fill(parameter, task.initial_weight(name))
     state = {f"model.{name}": tensor for name, tensor in module.named_parameters()}
     saver().save_final(state, {"model.lm_head.weight": "model.model.embed_tokens.weight"}, resume_at(1))
     exported = load_exported(export(run_dir, None, LLAMA, tmp_path / "out"))
