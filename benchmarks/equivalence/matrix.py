@@ -109,8 +109,8 @@ TRAININGS: Final = (
     Training(name="plain", shows="one forward a step on each rank, all parameters trained, no clipping"),
     Training(
         name="accumulation",
-        shows="one sequence a forward: up to 12 micro-batches a step, which count 1 to 12 tokens each",
-        micro=1,
+        shows="two sequences a forward: up to 6 micro-batches a step, which count 7 to 19 tokens each",
+        micro=2,
     ),
     Training(
         name="clipping",
