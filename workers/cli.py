@@ -62,7 +62,7 @@ def local(
 
 @app.command()
 def export(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory.")],
+    run_dir: Annotated[str, typer.Argument(help="A run directory, or the URL of a run's storage.")],
     to: Annotated[Path, typer.Option(help="The directory to write.")],
     checkpoint: Annotated[
         str | None, typer.Option(help="Its name; the newest published if left out.")
@@ -71,8 +71,30 @@ def export(
     """Write a checkpoint's model as safetensors."""
     from workers.export import export as export_checkpoint
 
-    written = export_checkpoint(str(run_dir), checkpoint, _config_of(run_dir), to)
+    written = export_checkpoint(run_dir, checkpoint, _config_of(run_dir), to)
     typer.echo(str(written))
+
+
+@app.command()
+def checkpoints(
+    run_dir: Annotated[str, typer.Argument(help="A run directory, or the URL of a run's storage.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte.")] = False,
+    only: Annotated[str | None, typer.Option(help="With --verify: this step or name alone.")] = None,
+    pin: Annotated[str | None, typer.Option(help="A step or name to keep.")] = None,
+    unpin: Annotated[str | None, typer.Option(help="A step or name to keep no longer.")] = None,
+) -> None:
+    """Print a run's checkpoints, newest first, as JSON, one a line. Exit code 1 where --verify finds damage."""
+    from workers.checkpointing import inspect
+
+    if pin is not None:
+        inspect.pin(run_dir, pin)
+    if unpin is not None:
+        inspect.unpin(run_dir, unpin)
+    is_whole = True
+    for row in inspect.verify_all(run_dir, only) if verify else inspect.list_stored(run_dir):
+        typer.echo(row.to_json())
+        is_whole = is_whole and not row.problem
+    raise SystemExit(0 if is_whole or not verify else 1)
 
 
 @app.command()
@@ -111,14 +133,18 @@ def prepare(
         typer.echo(json.dumps({"directory": str(to.absolute() / name), **index.model_dump(mode="json")}))
 
 
-def _config_of(run_dir: Path) -> TrainingConfig:
+def _config_of(run_dir: str) -> TrainingConfig:
     """The config of the newest generation that took charge of a run."""
+    from workers.checkpointing.storage import open_storage
     from workers.contract.launch import LaunchRequest
+    from workers.contract.rundir import generation_of_request
 
-    requests = sorted(run_dir.glob("request.g*.json"), key=lambda p: int(p.stem.rpartition(".g")[2]))
-    if not requests:
+    storage = open_storage(run_dir)
+    requests = {generation_of_request(name): name for name in storage.files(".")}
+    newest = max((number for number in requests if number is not None), default=None)
+    if newest is None:
         raise typer.BadParameter(f"{run_dir} is no run directory: it holds no request.g<generation>.json")
-    return LaunchRequest.from_json(requests[-1].read_bytes()).config
+    return LaunchRequest.from_json(storage.read(requests[newest])).config
 
 
 if __name__ == "__main__":

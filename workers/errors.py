@@ -25,6 +25,10 @@ class StorageError(WorkerError):
     """A write or read of checkpoint storage failed."""
 
 
+class MissingError(StorageError):
+    """What should be read is not there."""
+
+
 class DamagedCheckpointError(WorkerError):
     """A published checkpoint does not hold what its manifest says. Carries the checkpoint's name."""
 

@@ -20,18 +20,18 @@ import numpy.typing as npt
 
 from workers.checkpointing import catalog
 from workers.checkpointing.chunks import ChunkFiles, open_checkpoint
-from workers.checkpointing.storage import LocalStorage, MissingError
+from workers.checkpointing.local_storage import LocalStorage
+from workers.checkpointing.storage import open_storage
 from workers.contract.config import HfModel, LlamaModel, TaskData, TaskModel, TrainingConfig
 from workers.contract.manifest import Manifest, StoredTensor
-from workers.contract.rundir import tokenizer_file
-from workers.errors import ConfigError, StorageError
+from workers.contract.rundir import TOKENIZER
+from workers.errors import ConfigError, MissingError, StorageError
 
 WEIGHTS_NAME: Final = "model.safetensors"
 CONFIG_NAME: Final = "config.json"
 ADAPTER_WEIGHTS_NAME: Final = "adapter_model.safetensors"  # as peft calls them
 ADAPTER_CONFIG_NAME: Final = "adapter_config.json"
-TOKENIZER_NAME: Final = "tokenizer.json"
-_OURS: Final = {WEIGHTS_NAME, CONFIG_NAME, ADAPTER_WEIGHTS_NAME, ADAPTER_CONFIG_NAME, TOKENIZER_NAME}
+_OURS: Final = {WEIGHTS_NAME, CONFIG_NAME, ADAPTER_WEIGHTS_NAME, ADAPTER_CONFIG_NAME, TOKENIZER}
 _EXPORTED_PREFIXES: Final = ("model.", "buffer.")  # a module's own state; the optimizer's stays behind
 
 Bytes = npt.NDArray[np.uint8]
@@ -144,9 +144,11 @@ def lora_description(configuration: Any) -> Mapping[str, Any]:
 
 def _take_tokenizer(run_dir: str, to: Path) -> None:
     """Put the run's tokenizer beside the weights: without it nobody can tell what an id means."""
-    tokenizer = tokenizer_file(run_dir)
-    if tokenizer.is_file():
-        _write_text(to / TOKENIZER_NAME, tokenizer.read_text(encoding="utf-8"))
+    try:
+        content = open_storage(run_dir).read(TOKENIZER)
+    except MissingError:
+        return
+    _write_text(to / TOKENIZER, content.decode())
 
 
 def _exported_names(manifest: Manifest, rename: Callable[[str], str | None]) -> dict[str, str]:

@@ -11,14 +11,15 @@ from dataclasses import asdict
 
 from workers.checkpointing.load import load
 from workers.checkpointing.save import Author, Saver
+from workers.checkpointing.storage import open_storage
 from workers.contract.batch import MicroBatch, plan_batch
 from workers.contract.config import TrainingConfig
 from workers.contract.events import EventKind, JobResult
 from workers.contract.launch import RankOrder
 from workers.contract.manifest import ResumePoint
 from workers.contract.rank_messages import Measured, RankMessage, Ready, Told
-from workers.contract.rundir import cache_dir, tokenizer_file
-from workers.data import Dataset, SampleOrder, keep_tokenizer, order_of, take_inventory
+from workers.contract.rundir import TOKENIZER, cache_dir
+from workers.data import Dataset, SampleOrder, order_of, take_inventory, tokenizer_json
 from workers.engines import Engine, StepOutput, WeightedBatch, build_engine
 from workers.errors import NonFiniteError
 from workers.evaluation import evaluate, is_evaluation_due
@@ -66,7 +67,7 @@ def train(
     seconds = {"build": built - started, "restore": clock() - built}
     emit(Ready(step=start.step, resumed_from=order.round.resume_from, seconds=seconds))
     if order.round.resume_from is None and world.rank == 0:
-        keep_tokenizer(dataset, tokenizer_file(order.request.run_dir))
+        keep_tokenizer(dataset, order.request.storage)
         tell_data(dataset, samples, emit)
 
     for step in range(start.step, config.train.steps):
@@ -109,7 +110,7 @@ def restore(order: RankOrder, engine: Engine, data_claim: str) -> ResumePoint:
     start = beginning(config, data_digest=data_claim)
     if name is None:
         return start
-    point = load(order.request.run_dir, name, engine.state()).resume
+    point = load(order.request.storage, name, engine.state()).resume
     check_continuation(point, start=start, global_sequences=config.train.batch.global_sequences)
     engine.after_load()
     return point
@@ -119,14 +120,24 @@ def open_saver(order: RankOrder, world: World, emit: Callable[[RankMessage], Non
     """Return the saver of this round; its lineage goes on from the order's checkpoint."""
     checkpoint = order.request.config.checkpoint
     return Saver(
-        run_dir=order.request.run_dir,
+        run_dir=order.request.storage,
         author=Author.of(order),
         world=world,
         keep=checkpoint.keep,
+        keep_best=checkpoint.keep_best,
         emit=emit,
         parent=order.round.resume_from,
         mode=checkpoint.mode,
     )
+
+
+def keep_tokenizer(dataset: Dataset, where: str) -> None:
+    """Put the tokenizer that made the tokens, where there is one, on the run's storage. Rank 0 calls it."""
+    text = tokenizer_json(dataset)
+    if text is not None:
+        storage = open_storage(where)
+        storage.make_directory(".")
+        storage.publish(TOKENIZER, text.encode())
 
 
 def tell_data(dataset: Dataset, samples: SampleOrder, emit: Callable[[RankMessage], None]) -> None:

@@ -120,12 +120,14 @@ class Saver:
         keep: int,
         emit: Callable[[RankMessage], None],
         parent: str | None,
+        keep_best: int = 0,
         mode: Literal["async", "sync"] = "async",
     ) -> None:
         self._run_dir = run_dir
         self._author = author
         self._world = world
         self._keep = keep
+        self._keep_best = keep_best
         self._emit = emit
         self._newest = parent
         self._is_async = mode == "async"
@@ -224,6 +226,7 @@ class Saver:
             group=self._world.checkpoint_group,
             is_coordinator=self._world.rank == 0,
             keep=self._keep,
+            keep_best=self._keep_best,
         )
 
     def _tell_published(self, flight: _Flight, outcome: Published) -> None:

@@ -21,14 +21,20 @@ class LaunchRequest(Message):
     world_size: int
     gpus_per_worker: int  # resolved: `auto` ends here
     config: TrainingConfig
-    run_dir: str  # absolute; the same storage on every node
+    run_dir: str  # absolute: logs, events and samples
+    storage_url: str | None = None  # where checkpoints and fence lie; None: in the run directory
     counters: Counters
     version: str  # of shardyard: nodes that run another one refuse
     report_url: str | None = None  # base URL of the orchestrator; None: nobody listens, files only
     lease_seconds: float = DEFAULT_LEASE_SECONDS
     placement_seconds: float = 120.0  # not placed within: the grant goes back
     wait_seconds: float = 0.0  # before the first attempt: what is left of an earlier generation's lease
-    resume_from: str | None = None  # a checkpoint name in this run directory; None: the newest published
+    resume_from: str | None = None  # a checkpoint's name on this storage; None: the newest published
+
+    @property
+    def storage(self) -> str:
+        """The path or URL that every node must see: checkpoints, fence, requests."""
+        return self.storage_url or self.run_dir
 
 
 class RoundOrder(Message):

@@ -89,6 +89,7 @@ class Manifest(Message):
     version: int = FORMAT_VERSION
     checkpoint: CheckpointId
     parent: str | None  # the checkpoint this lineage resumed from or saved before, by name
+    parent_run: str | None = None  # path or URL of the run that the parent lies in; None: this one
     world_size: int  # of the writers: told, never needed to read
     resume: ResumePoint
     tensors: Mapping[str, StoredTensor]

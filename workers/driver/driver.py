@@ -13,10 +13,11 @@ from typing import Final, Protocol, assert_never
 
 from workers.checkpointing import catalog
 from workers.checkpointing.fence import FencedError, check_fence, raise_fence
+from workers.checkpointing.storage import open_storage
 from workers.contract.events import EventKind, JobResult
 from workers.contract.launch import LaunchRequest, RoundOrder
 from workers.contract.report import Desired
-from workers.contract.rundir import export_dir, request_file
+from workers.contract.rundir import export_dir, request_name
 from workers.driver.effects import (
     Choose,
     Chosen,
@@ -138,7 +139,7 @@ class Driver:
                 if self._group is not None:
                     self._group.post(order)
             case Condemn(checkpoint=name):
-                catalog.condemn(self._request.run_dir, name)
+                catalog.condemn(self._request.storage, name)
                 self._tell_damaged(name, "its contents do not match their digests")
             case Choose(name=name):
                 return self._choose(name)
@@ -152,10 +153,10 @@ class Driver:
     def _choose(self, name: str | None) -> Chosen | NotChosen | StopAsked:
         """Choose once, for all ranks; a generation that was superseded chooses no more."""
         try:
-            check_fence(self._request.run_dir, self._request.generation)
+            check_fence(self._request.storage, self._request.generation)
         except FencedError as error:
             return StopAsked(reason=str(error), lost=True)
-        found = catalog.survey(self._request.run_dir)
+        found = catalog.survey(self._request.storage)
         for damaged in found.damaged:
             self._tell_damaged(damaged.name, damaged.reason)
         if name is None:
@@ -163,7 +164,7 @@ class Driver:
         else:
             manifest = next((m for m in found.published if str(m.checkpoint) == name), None)
             if manifest is None:
-                return NotChosen(reason=f"there is no published checkpoint {name} in {self._request.run_dir}")
+                return NotChosen(reason=f"there is no published checkpoint {name} in {self._request.storage}")
         return Chosen(
             resume_from=str(manifest.checkpoint) if manifest is not None else None,
             step=manifest.resume.step if manifest is not None else 0,
@@ -188,7 +189,7 @@ class Driver:
         if self._request.config.export == "none":
             return result
         target = export_dir(self._request.run_dir)
-        command = [sys.executable, "-P", "-m", "workers.cli", "export", self._request.run_dir]
+        command = [sys.executable, "-P", "-m", "workers.cli", "export", self._request.storage]
         command += ["--checkpoint", result.checkpoint, "--to", str(target)]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=_EXPORT_SECONDS)
@@ -227,11 +228,11 @@ def last_word(outcome: Outcome) -> Say:
 
 
 def take_charge(request: LaunchRequest) -> None:
-    """Write the request where agents look for it, and shut older generations out. Raises StorageError, OSError."""
-    path = request_file(request.run_dir, request.generation)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(request.to_json(), encoding="utf-8")
-    raise_fence(request.run_dir, request.generation)
+    """Write the request where agents look for it, and shut older generations out. Raises StorageError."""
+    storage = open_storage(request.storage)
+    storage.make_directory(".")
+    storage.publish(request_name(request.generation), request.to_json().encode())
+    raise_fence(request.storage, request.generation)
 
 
 def stop_by(request: LaunchRequest, desired: Desired) -> StopAsked | None:
