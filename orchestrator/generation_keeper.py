@@ -138,6 +138,7 @@ class GenerationKeeper:
             gpus_per_worker=generation.gang.gpus_per_worker,
             config=job.spec.training(),
             run_dir=job.run_dir,
+            storage_url=None if job.storage == job.run_dir else job.storage,
             counters=job.counters,
             version=version("shardyard"),
             report_url=self._policy.report_url,

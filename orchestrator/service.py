@@ -11,7 +11,6 @@ from orchestrator.intake import answer, take_report, token_digest
 from orchestrator.job import Job, JobState
 from orchestrator.job_inputs import CancelRequested
 from orchestrator.job_queries import (
-    CheckpointFile,
     JobList,
     JobQuery,
     LogFile,
@@ -32,6 +31,7 @@ from orchestrator.store import Store
 from orchestrator.transition import transition
 from workers.contract.events import Event, EventKind
 from workers.contract.report import Desired, Report
+from workers.contract.stored import StoredCheckpoint
 
 __all__ = ["Roots", "Service"]
 
@@ -151,9 +151,9 @@ class Service:
         """Read a part of a log; a negative offset counts from the end. Raises FileNotServedError."""
         return read_log(self._store.find(reference).run_dir, name, offset=offset, limit_bytes=limit_bytes)
 
-    def checkpoints(self, reference: str) -> tuple[CheckpointFile, ...]:
-        """Published checkpoints, newest first."""
-        return list_checkpoints(self._store.find(reference).run_dir)
+    def checkpoints(self, reference: str) -> tuple[StoredCheckpoint, ...]:
+        """Published checkpoints, newest first. Raises StorageUnavailableError."""
+        return list_checkpoints(self._store.find(reference).storage)
 
     def report(self, job_id: str, report: Report, *, token: str) -> Desired:
         """Take a driver's report and answer what it shall do. Raises NotAuthorizedError."""

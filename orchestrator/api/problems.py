@@ -19,6 +19,7 @@ from orchestrator.errors import (
     NotAuthorizedError,
     OrchestratorError,
     SpecError,
+    StorageUnavailableError,
     StoreError,
 )
 from orchestrator.working_dir import WorkingDirError
@@ -78,7 +79,7 @@ def _status(error: OrchestratorError) -> int:
             return 401
         case WorkingDirError():
             return 422
-        case StoreError() | RayUnavailable():
+        case StoreError() | RayUnavailable() | StorageUnavailableError():
             return 503
         case _:
             return 500

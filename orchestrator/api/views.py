@@ -13,6 +13,7 @@ from workers.contract.base import Message, Strict
 from workers.contract.events import Event, JobResult, Sample
 from workers.contract.failure import Verdict
 from workers.contract.restart import Counters
+from workers.contract.stored import StoredCheckpoint
 
 API_PREFIX: Final = "/api/v1"
 # An id or a name; both are made of these, so nothing else reaches a URL, the store or a path.
@@ -100,7 +101,8 @@ class JobView(Message):
     finished_at: AwareDatetime | None = None
     verdict: Verdict | None = None
     result: JobResult | None = None
-    run_dir: str = ""
+    run_dir: str = ""  # logs, events and samples
+    storage: str = ""  # the path or URL where its checkpoints lie
     queue: str = "default"
     priority: int = 0
     version: int = 0
@@ -174,18 +176,9 @@ class LogChunk(Message):
     size_bytes: int  # of the file now
 
 
-class CheckpointView(Message):
+class CheckpointView(StoredCheckpoint):
     """A published checkpoint."""
 
-    name: str
-    step: int
-    generation: int
-    attempt: int
-    round: int
-    parent: str | None
-    world_size: int
-    tokens_seen: int
-    total_bytes: int
     published_at: AwareDatetime | None = None
 
 

@@ -7,10 +7,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from workers.checkpointing.fence_file import Fence, load_fence
+from workers.checkpointing.fence_file import load_fence
 from workers.checkpointing.holds import all_holders
 from workers.checkpointing.manifest_file import ManifestError, contradiction, decode
 from workers.checkpointing.storage import Storage, open_storage
+from workers.contract.fence import Fence
 from workers.contract.location import join
 from workers.contract.manifest import MANIFEST_NAME, CheckpointId, Manifest
 from workers.contract.rundir import CHECKPOINTS

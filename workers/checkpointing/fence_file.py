@@ -5,22 +5,10 @@ from collections.abc import Collection
 from pydantic import ValidationError
 
 from workers.checkpointing.storage import open_storage
-from workers.contract.base import Message
+from workers.contract.fence import Fence
 from workers.contract.location import join
-from workers.contract.manifest import CheckpointId
 from workers.contract.rundir import FENCE
 from workers.errors import MissingError, StorageError
-
-
-class Fence(Message):
-    """Who is in charge of a run, and what was published when it took over."""
-
-    generation: int = -1  # -1: nobody has taken charge yet
-    inherited: tuple[str, ...] = ()
-
-    def honours(self, checkpoint: CheckpointId) -> bool:
-        """Whether a published checkpoint counts: of the generation in charge (or newer), or handed down to it."""
-        return checkpoint.generation >= self.generation or str(checkpoint) in self.inherited
 
 
 def load_fence(run_dir: str) -> Fence:
