@@ -79,15 +79,15 @@ def export(
 def generate(
     directory: Annotated[Path, typer.Argument(help="An exported Llama model.")],
     prompt: Annotated[str, typer.Option(help="What to continue.")] = "def ",
-    num_bytes: Annotated[int, typer.Option(min=1)] = 200,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest byte.")] = 0.8,
+    num_tokens: Annotated[int, typer.Option(min=1)] = 200,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Let an exported model write."""
     from workers.models.generate import generate_text
 
     typer.echo(
-        prompt + generate_text(directory, prompt, num_bytes=num_bytes, temperature=temperature, seed=seed)
+        prompt + generate_text(directory, prompt, num_tokens=num_tokens, temperature=temperature, seed=seed)
     )
 
 

@@ -1,4 +1,4 @@
-"""Export: one published checkpoint -> a directory with `model.safetensors` (and `config.json` for Llama).
+"""Export: one published checkpoint -> a directory with its weights as safetensors, and what tells how to read them.
 
 Streams chunk by chunk, each verified, so it holds one chunk in memory whatever the model's size. Needs no cluster and
 no process group. Weights keep the dtype of the optimizer's master copy.
@@ -10,10 +10,9 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +20,12 @@ import numpy.typing as npt
 from workers.checkpointing import catalog
 from workers.checkpointing.chunks import ChunkFiles, open_checkpoint
 from workers.checkpointing.storage import LocalStorage, MissingError
-from workers.contract.config import HfModel, LlamaModel, TaskData, TaskModel, TrainingConfig
+from workers.contract.config import TrainingConfig
 from workers.contract.manifest import Manifest, StoredTensor
 from workers.contract.rundir import tokenizer_file
 from workers.errors import ConfigError, StorageError
+from workers.export_shape import FILE_NAMES, shape_of
 
-WEIGHTS_NAME: Final = "model.safetensors"
-CONFIG_NAME: Final = "config.json"
-ADAPTER_WEIGHTS_NAME: Final = "adapter_model.safetensors"  # as peft calls them
-ADAPTER_CONFIG_NAME: Final = "adapter_config.json"
-TOKENIZER_NAME: Final = "tokenizer.json"
-_OURS: Final = {WEIGHTS_NAME, CONFIG_NAME, ADAPTER_WEIGHTS_NAME, ADAPTER_CONFIG_NAME, TOKENIZER_NAME}
 _EXPORTED_PREFIXES: Final = ("model.", "buffer.")  # a module's own state; the optimizer's stays behind
 
 Bytes = npt.NDArray[np.uint8]
@@ -63,11 +57,10 @@ def export(run_dir: str, name: str | None, config: TrainingConfig, to: Path) -> 
         to.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(mkdtemp(prefix=f".{to.name}-", dir=to.parent))
         try:
-            shape = _shape_of(config, files.manifest)
+            shape = shape_of(config, files.manifest, _tokenizer_of(run_dir))
             _write_weights(temporary / shape.weights_name, files, shape.rename)
-            if shape.description is not None:
-                _write_text(temporary / shape.config_name, json.dumps(shape.description, indent=2) + "\n")
-            _take_tokenizer(run_dir, temporary)
+            for text_name, text in shape.texts.items():
+                _write_text(temporary / text_name, text)
             temporary.chmod(0o755)
             _put_in_place(temporary, to)
         finally:
@@ -84,69 +77,10 @@ def _open(run_dir: str, name: str | None) -> ChunkFiles:
     return open_checkpoint(run_dir, name).open_all()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What an export consists of: its files, and what a tensor is called there (None: it stays behind)."""
-
-    rename: Callable[[str], str | None] = lambda name: name
-    description: Mapping[str, Any] | None = None
-    weights_name: str = WEIGHTS_NAME
-    config_name: str = CONFIG_NAME
-
-
-def _shape_of(config: TrainingConfig, manifest: Manifest) -> Shape:
-    match config.model:
-        case LlamaModel():
-            return Shape(description=_llama_config(config, config.model, manifest))
-        case HfModel():
-            # Imports transformers, which an export of anything else does without.
-            from workers.models.hf_library import (
-                described,
-                find_files,
-                lora_configuration,
-                read_configuration,
-            )
-
-            if config.model.lora is not None:
-                return Shape(
-                    rename=_adapter_name,
-                    description=lora_description(lora_configuration(config.model)),
-                    weights_name=ADAPTER_WEIGHTS_NAME,
-                    config_name=ADAPTER_CONFIG_NAME,
-                )
-            return Shape(description=described(read_configuration(config.model, find_files(config.model))))
-        case TaskModel():
-            return Shape()
-        case _:
-            assert_never(config.model)
-
-
-def _llama_config(config: TrainingConfig, model: LlamaModel, manifest: Manifest) -> dict[str, Any]:
-    assert not isinstance(config.data, TaskData)
-    # Imports torch, which an export of a user's task does without.
-    from workers.models.llama_dimensions import hf_config, llama_dimensions
-
-    vocab_size = manifest.tensors["model.model.embed_tokens.weight"].shape[0]
-    dimensions = llama_dimensions(model, vocab_size=vocab_size)
-    return hf_config(dimensions, seq_len=config.data.seq_len)
-
-
-def _adapter_name(name: str) -> str | None:
-    """Return what peft calls a tensor of the adapter in its file; the base model's stay behind."""
-    return name.replace(".default.", ".") if ".lora_" in name else None
-
-
-def lora_description(configuration: Any) -> Mapping[str, Any]:
-    """Return peft's `adapter_config.json`: sets as sorted lists, as peft itself writes them."""
-    content = configuration.to_dict()
-    return {key: sorted(value) if isinstance(value, set) else value for key, value in content.items()}
-
-
-def _take_tokenizer(run_dir: str, to: Path) -> None:
-    """Put the run's tokenizer beside the weights: without it nobody can tell what an id means."""
-    tokenizer = tokenizer_file(run_dir)
-    if tokenizer.is_file():
-        _write_text(to / TOKENIZER_NAME, tokenizer.read_text(encoding="utf-8"))
+def _tokenizer_of(run_dir: str) -> str | None:
+    """The tokenizer that made the run's tokens: without it nobody can tell what an id means."""
+    path = tokenizer_file(run_dir)
+    return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 def _exported_names(manifest: Manifest, rename: Callable[[str], str | None]) -> dict[str, str]:
@@ -233,7 +167,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _refuse_foreign(to: Path) -> None:
-    if to.exists() and (not to.is_dir() or {p.name for p in to.iterdir()} - _OURS):
+    if to.exists() and (not to.is_dir() or {p.name for p in to.iterdir()} - FILE_NAMES):
         raise ConfigError(f"{to} holds something else than an export: name another directory")
 
 

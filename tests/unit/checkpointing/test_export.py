@@ -16,6 +16,7 @@ from workers.checkpointing.save import Saver
 from workers.contract.config import TrainingConfig
 from workers.contract.manifest import Chunk, ResumePoint
 from workers.contract.rundir import checkpoints_dir
+from workers.data.tokenizer import BOS, ByteTokenizer
 from workers.errors import ConfigError, DamagedCheckpointError, StorageError
 from workers.export import export
 
@@ -93,9 +94,8 @@ def test_tied_names_are_told_in_the_metadata(
         assert file.metadata() == {"format": "pt", "head.weight": "body.weight"}
 
 
-def test_a_llama_loads_as_what_it_was(
-    saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path
-) -> None:
+def exported_llama(saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path) -> Path:
+    """Export a Llama that was trained on bytes, and see that it is read back as it was."""
     from workers.engines.weights import fill
     from workers.models import load_task
     from workers.models.generate import load_exported
@@ -108,8 +108,30 @@ def test_a_llama_loads_as_what_it_was(
         fill(parameter, task.initial_weight(name))
     state = {f"model.{name}": tensor for name, tensor in module.named_parameters()}
     saver().save_final(state, {"model.lm_head.weight": "model.model.embed_tokens.weight"}, resume_at(1))
-    exported = load_exported(export(run_dir, None, LLAMA, tmp_path / "out"))
-    assert _equal(dict(exported.module.named_parameters()), dict(module.named_parameters()))
+    Path(run_dir, "tokenizer.json").write_text(ByteTokenizer().to_json())
+    to = export(run_dir, None, LLAMA, tmp_path / "out")
+    assert _equal(dict(load_exported(to).module.named_parameters()), dict(module.named_parameters()))
+    return to
+
+
+def test_a_llama_loads_as_what_it_was(
+    saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path
+) -> None:
+    exported_llama(saver, resume_at, run_dir, tmp_path)
+
+
+def test_transformers_reads_the_tokenizer_of_an_export_and_where_a_text_begins_and_ends(
+    saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    to = exported_llama(saver, resume_at, run_dir, tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(to)
+    text = "def é(): pass  # <|bos|>"
+    assert tokenizer(text)["input_ids"][:5] == [BOS, *b"def "]
+    assert tokenizer.decode(tokenizer("def é()")["input_ids"], skip_special_tokens=True) == "def é()"
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (BOS, BOS)
+    settings = transformers.AutoModelForCausalLM.from_pretrained(to).generation_config
+    assert (settings.bos_token_id, settings.eos_token_id) == (BOS, [BOS, 258])
 
 
 def test_an_export_outlives_the_deletion_of_its_checkpoint(
