@@ -18,6 +18,8 @@ from workers.errors import WorkerError
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 data_app = typer.Typer(no_args_is_help=True, help="Token files.")
 app.add_typer(data_app, name="data")
+ops_app = typer.Typer(no_args_is_help=True, help="What of DeepSpeed is compiled, for offload to NVMe.")
+app.add_typer(ops_app, name="ops")
 
 
 def main() -> None:
@@ -109,6 +111,29 @@ def prepare(
             indexes = prepare_tokens(data, to, part_bytes=part_bytes or PART_BYTES)
     for name, index in indexes.items():
         typer.echo(json.dumps({"directory": str(to.absolute() / name), **index.model_dump(mode="json")}))
+
+
+DeviceOption = Annotated[str | None, typer.Option(help="`cpu` or `cuda`; that of this machine if left out.")]
+
+
+@ops_app.command()
+def build(device: DeviceOption = None) -> None:
+    """Compile what is missing, once for each environment; a minute of one core."""
+    from workers.engines.deepspeed.ops import build_ops, device_here
+
+    for path in build_ops(device or device_here()):
+        typer.echo(str(path))
+
+
+@ops_app.command()
+def check(device: DeviceOption = None) -> None:
+    """Tell as JSON what is built, and what to do about the rest. Exit code 1 if something is missing."""
+    from workers.engines.deepspeed.ops import OPS, REMEDY, device_here, missing_ops
+
+    missing = missing_ops(device or device_here())
+    built = [op for op in OPS if op not in missing]
+    typer.echo(json.dumps({"built": built, "missing": missing, "remedy": REMEDY if missing else ""}))
+    raise SystemExit(1 if missing else 0)
 
 
 def _config_of(run_dir: Path) -> TrainingConfig:

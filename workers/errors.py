@@ -25,6 +25,10 @@ class StorageError(WorkerError):
     """A write or read of checkpoint storage failed."""
 
 
+class OpsError(WorkerError):
+    """DeepSpeed's ops cannot be built on this machine: says what is missing."""
+
+
 class DamagedCheckpointError(WorkerError):
     """A published checkpoint does not hold what its manifest says. Carries the checkpoint's name."""
 
