@@ -18,7 +18,7 @@ TESTS ?= tests
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
-.PHONY: help setup dev demo test test-fast equivalence lint format lock tools clean
+.PHONY: help setup dev demo test test-fast equivalence lint format lock tools ops clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,13 +30,13 @@ dev: $(VENV)/.dev  ## the same with everything that tests and checks need
 demo: setup  ## the main job: train, kill a rank, recover, export, generate (DEMO_ARGS="--json")
 	$(BIN)/shardyard demo $(DEMO_ARGS)
 
-test: dev tools  ## every test (TESTS=tests/unit PYTEST_ARGS="-x -k name")
+test: dev tools ops  ## every test (TESTS=tests/unit PYTEST_ARGS="-x -k name")
 	$(TEST_ENV) $(BIN)/python -m pytest $(TESTS) $(PYTEST_ARGS)
 
 test-fast: dev  ## tests that need neither process groups nor Ray
 	$(TEST_ENV) $(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
 
-equivalence: dev  ## every engine, stage and offload against one process: docs/equivalence.md, about 15 minutes
+equivalence: dev ops  ## every engine, stage and offload against one process: docs/equivalence.md, about 15 minutes
 	$(TEST_ENV) $(BIN)/python -m benchmarks.equivalence
 
 lint: dev  ## format, lint, types, layers, and the deployment files
@@ -59,6 +59,8 @@ lock: dev  ## pin every dependency anew in requirements/constraints.txt
 
 tools: $(TOOLS)/.unpacked  ## promtool and strace, unpacked from Debian packages where they are missing
 
+ops: $(VENV)/.ops  ## what of DeepSpeed is compiled, for offload to NVMe; a minute
+
 clean:  ## remove what make has made
 	rm -rf $(VENV) $(TOOLS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
@@ -79,3 +81,11 @@ $(VENV)/.dev: $(VENV)/.setup requirements/dev.txt
 $(TOOLS)/.unpacked: requirements/debian_tools.sh
 	@sh requirements/debian_tools.sh $(TOOLS) promtool=prometheus strace=strace,libunwind8,liblzma5 \
 	    && touch $@ || true
+
+# Where libaio's headers are not installed, those of a package that is only unpacked: their archive is linked in whole.
+$(VENV)/.ops: $(VENV)/.setup
+	@echo "compiling DeepSpeed's ops: a minute"
+	@[ -e /usr/include/libaio.h ] || sh requirements/debian_tools.sh $(TOOLS) libaio.h=libaio-dev || true
+	@CPATH="$(TOOLS)/root/usr/include" LIBRARY_PATH="$$(find $(TOOLS)/root/usr/lib -name libaio.a -exec dirname {} + 2>/dev/null)" \
+	    $(BIN)/shardyard-worker ops build >/dev/null && touch $@ \
+	    || echo "make: without them, offload to nvme is refused and its tests are skipped" >&2

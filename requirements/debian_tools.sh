@@ -1,6 +1,7 @@
 #!/bin/sh
 # Unpack programs of Debian packages into DIR/bin, for the tests: no root, nothing installed, no service started.
 # usage: debian_tools.sh DIR PROGRAM=PACKAGE[,LIBRARY_PACKAGE...] ...
+# A PROGRAM may be a header, too: its package is unpacked below DIR/root, for CPATH and LIBRARY_PATH.
 # A program that is on PATH already is left alone. One that cannot be had is named, and the exit status is 1.
 set -u
 dir=$1

@@ -18,6 +18,8 @@ from workers.errors import WorkerError
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 data_app = typer.Typer(no_args_is_help=True, help="Token files.")
 app.add_typer(data_app, name="data")
+ops_app = typer.Typer(no_args_is_help=True, help="What of DeepSpeed is compiled, for offload to NVMe.")
+app.add_typer(ops_app, name="ops")
 
 
 def main() -> None:
@@ -65,14 +67,18 @@ def export(
     run_dir: Annotated[str, typer.Argument(help="A run directory, or the URL of a run's storage.")],
     to: Annotated[Path, typer.Option(help="The directory to write.")],
     checkpoint: Annotated[
-        str | None, typer.Option(help="Its name; the newest published if left out.")
+        str | None, typer.Option(help="Its step or name; the newest published if left out.")
+    ] = None,
+    max_shard_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Weights of a file at most; 5 GB if left out.")
     ] = None,
 ) -> None:
     """Write a checkpoint's model as safetensors."""
+    from workers.export import DEFAULT_SHARD_BYTES
     from workers.export import export as export_checkpoint
 
-    written = export_checkpoint(run_dir, checkpoint, _config_of(run_dir), to)
-    typer.echo(str(written))
+    cap = max_shard_bytes or DEFAULT_SHARD_BYTES
+    typer.echo(str(export_checkpoint(run_dir, checkpoint, _config_of(run_dir), to, max_shard_bytes=cap)))
 
 
 @app.command()
@@ -98,15 +104,15 @@ def checkpoints(
 def generate(
     directory: Annotated[Path, typer.Argument(help="An exported Llama model.")],
     prompt: Annotated[str, typer.Option(help="What to continue.")] = "def ",
-    num_bytes: Annotated[int, typer.Option(min=1)] = 200,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest byte.")] = 0.8,
+    num_tokens: Annotated[int, typer.Option(min=1)] = 200,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Let an exported model write."""
     from workers.models.generate import generate_text
 
     typer.echo(
-        prompt + generate_text(directory, prompt, num_bytes=num_bytes, temperature=temperature, seed=seed)
+        prompt + generate_text(directory, prompt, num_tokens=num_tokens, temperature=temperature, seed=seed)
     )
 
 
@@ -128,6 +134,29 @@ def prepare(
             indexes = prepare_tokens(data, to, part_bytes=part_bytes or PART_BYTES)
     for name, index in indexes.items():
         typer.echo(json.dumps({"directory": str(to.absolute() / name), **index.model_dump(mode="json")}))
+
+
+DeviceOption = Annotated[str | None, typer.Option(help="`cpu` or `cuda`; that of this machine if left out.")]
+
+
+@ops_app.command()
+def build(device: DeviceOption = None) -> None:
+    """Compile what is missing, once for each environment; a minute of one core."""
+    from workers.engines.deepspeed.ops import build_ops, device_here
+
+    for path in build_ops(device or device_here()):
+        typer.echo(str(path))
+
+
+@ops_app.command()
+def check(device: DeviceOption = None) -> None:
+    """Tell as JSON what is built, and what to do about the rest. Exit code 1 if something is missing."""
+    from workers.engines.deepspeed.ops import OPS, REMEDY, device_here, missing_ops
+
+    missing = missing_ops(device or device_here())
+    built = [op for op in OPS if op not in missing]
+    typer.echo(json.dumps({"built": built, "missing": missing, "remedy": REMEDY if missing else ""}))
+    raise SystemExit(1 if missing else 0)
 
 
 def _config_of(run_dir: str) -> TrainingConfig:

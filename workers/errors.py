@@ -29,6 +29,10 @@ class MissingError(StorageError):
     """What should be read is not there."""
 
 
+class OpsError(WorkerError):
+    """DeepSpeed's ops cannot be built on this machine: says what is missing."""
+
+
 class DamagedCheckpointError(WorkerError):
     """A published checkpoint does not hold what its manifest says. Carries the checkpoint's name."""
 

@@ -25,7 +25,7 @@ from orchestrator.cli.yard import Yard, bring_down, bring_up, is_up
 from orchestrator.client import Client
 from orchestrator.processes import family
 
-BYTES_TO_WRITE: Final = 256
+TOKENS_TO_WRITE: Final = 256
 PROMPT: Final = "def "
 MIN_CPUS: Final = 2  # the quickstart asks for two workers of one CPU, whatever the machine has
 
@@ -102,7 +102,7 @@ def _generated(job: JobView, environ: Mapping[str, str]) -> str:
     """Let the exported model write a few lines; empty where there is no export."""
     if job.result is None or job.result.export_path is None:
         return ""
-    arguments = ["generate", job.result.export_path, "--prompt", PROMPT, "--num-bytes", str(BYTES_TO_WRITE)]
+    arguments = ["generate", job.result.export_path, "--prompt", PROMPT, "--num-tokens", str(TOKENS_TO_WRITE)]
     # One thread: the model is small, and threads that spin on shared cores would wait for each other.
     return run_worker(arguments, environment={**environ, "OMP_NUM_THREADS": "1"})
 

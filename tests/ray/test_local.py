@@ -44,7 +44,7 @@ def test_a_run_finishes_and_its_export_writes(tmp_path: Path):
     exported = Path(outcome["result"]["export_path"])
     assert {path.name for path in exported.iterdir()} >= {"model.safetensors", "config.json"}
     written = subprocess.run(
-        [sys.executable, "-P", "-m", "workers.cli", "generate", str(exported), "--num-bytes", "20"],
+        [sys.executable, "-P", "-m", "workers.cli", "generate", str(exported), "--num-tokens", "20"],
         capture_output=True,
         check=True,
     )

@@ -22,11 +22,12 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from workers.agent.preload import preload
+from workers.agent.preload import HF, LORA, preload
 from workers.world import World, leave_world, meet
 
-# Imported once by the forkserver; each child then starts in hundredths of a second. DeepSpeed alone takes seconds.
-PRELOAD: Final = ("pytest", *preload("deepspeed"))
+# Imported once by the forkserver; each child then starts in hundredths of a second. DeepSpeed alone takes seconds, and
+# so do transformers and peft (which it passes over where they are not installed).
+PRELOAD: Final = ("pytest", *preload("deepspeed"), *HF, *LORA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

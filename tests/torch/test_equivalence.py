@@ -15,6 +15,7 @@ from benchmarks.equivalence.rank import train_all
 from benchmarks.equivalence.reference import Run, train_reference
 from benchmarks.equivalence.rows import judge
 from workers.contract.config import TrainingConfig
+from workers.engines.deepspeed.ops import missing_ops
 from workers.world import World
 
 if TYPE_CHECKING:
@@ -49,12 +50,18 @@ def train_few(world: World, chosen: Sequence[Cell], nvme_path: str) -> list[Run]
     return train_all(world, chosen, nvme_path=nvme_path, steps=STEPS)
 
 
+NVME = pytest.mark.skipif(bool(missing_ops("cpu")), reason="DeepSpeed's ops are not built: `make ops`")
+
+
+@pytest.mark.parametrize("needs_nvme", [False, pytest.param(True, marks=NVME)], ids=["memory", "nvme"])
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_a_training_is_the_same_under_every_engine(
-    ranks: "Launcher", world_size: int, tmp_path: Path
+    ranks: "Launcher", world_size: int, needs_nvme: bool, tmp_path: Path
 ) -> None:
     """B014, B036, B040, B151: equal to one process in loss, gradient norm and weights; in bf16 to DDP in bf16."""
-    chosen = [cell for cell in sample() if cell.world_size == world_size and not cell.variant.needs_nvme]
+    chosen = [
+        cell for cell in sample() if (cell.world_size, cell.variant.needs_nvme) == (world_size, needs_nvme)
+    ]
     in_bf16 = {cell.training for cell in chosen if cell.training.precision == "bf16"}
     of_ddp = [Cell(variant=DDP, world_size=world_size, training=training) for training in in_bf16]
     chosen = of_ddp + [cell for cell in chosen if cell not in of_ddp]

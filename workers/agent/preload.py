@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from workers.contract.model_config import HfModel, LlamaModel, TaskModel
+
 PRELOAD: Final = (
     "torch",
     "torch._dynamo",
@@ -49,9 +51,21 @@ DEEPSPEED: Final = (
 )
 
 
-def preload(engine_kind: str) -> tuple[str, ...]:
-    """Return what a forkserver imports for ranks of this engine."""
-    return PRELOAD + (DEEPSPEED if engine_kind == "deepspeed" else ())
+# What `model.kind: hf` imports on top, but for the one module of its architecture. It takes seconds, too.
+HF: Final = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto")
+LORA: Final = ("peft",)
+
+
+def preload(engine_kind: str, model: LlamaModel | HfModel | TaskModel | None = None) -> tuple[str, ...]:
+    """Return what a forkserver imports for ranks of this engine and model."""
+    is_hf = isinstance(model, HfModel)
+    has_adapters = isinstance(model, HfModel) and model.lora is not None
+    return (
+        PRELOAD
+        + (DEEPSPEED if engine_kind == "deepspeed" else ())
+        + (HF if is_hf else ())
+        + (LORA if has_adapters else ())
+    )
 
 
 def cold_modules(wanted: Sequence[str]) -> tuple[str, ...]:

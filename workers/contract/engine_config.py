@@ -25,8 +25,7 @@ class Offload(Strict):
 
     @model_validator(mode="after")
     def _nvme_has_a_path(self) -> Self:
-        uses_nvme = "nvme" in (self.optimizer, self.params)
-        if uses_nvme and self.nvme_path is None:
+        if self.needs_files and self.nvme_path is None:
             raise ValueError(
                 "offload to nvme needs nvme_path: name a directory on a local disk of every node"
             )
@@ -38,6 +37,11 @@ class Offload(Strict):
     def is_none(self) -> bool:
         """True where everything stays on the device."""
         return self.optimizer == self.params == "none"
+
+    @property
+    def needs_files(self) -> bool:
+        """True where state goes to files."""
+        return "nvme" in (self.optimizer, self.params)
 
 
 class Engine(Strict):

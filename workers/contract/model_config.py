@@ -64,6 +64,10 @@ class HfModel(Strict):
             raise ValueError(
                 "weights pretrained needs a path to read them from; say `weights: random` to begin anew"
             )
+        if self.lora is not None and self.weights == "random":
+            raise ValueError(
+                "lora trains adapters to weights that stay as they are: give path and `weights: pretrained`"
+            )
         return self
 
 

@@ -1,7 +1,7 @@
 """Tokenizers of the tokenizers library: one that somebody made, and a byte-level BPE that is trained on the job's text."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Final
 
@@ -49,10 +49,19 @@ class TokenizerFile:
         known = (self.mark(text) for text in _SEPARATORS)
         return next((number for number in known if number is not None), None)
 
+    @property
+    def marks(self) -> Mapping[int, str]:
+        """The ids of added tokens and how they are written."""
+        return {number: token.content for number, token in self._tokenizer.get_added_tokens_decoder().items()}
+
+    @property
+    def text_ids(self) -> Set[int]:
+        """The ids that text is made of: all but the marks."""
+        return set(self._tokenizer.get_vocab(with_added_tokens=True).values()) - self.marks.keys()
+
     def mark(self, text: str) -> int | None:
         """Return the id of an added token by its text."""
-        added = self._tokenizer.get_added_tokens_decoder()
-        return next((number for number, token in added.items() if token.content == text), None)
+        return next((number for number, content in self.marks.items() if content == text), None)
 
     def encode(self, texts: Sequence[bytes]) -> list[Ids]:
         """Return the ids of each text; on all cores, unless TOKENIZERS_PARALLELISM says false."""

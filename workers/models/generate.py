@@ -4,7 +4,7 @@ Each token costs one forward over the whole context: about 10 ms for the size `t
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from workers.data import tokenizer
+from workers.data import DataError
+from workers.data.tokenizer_file import FILE_NAME, TokenizerFile, read_tokenizer
 from workers.errors import WorkerError
 from workers.models.llama import Llama
 from workers.models.llama_dimensions import dimensions_from_hf
@@ -32,12 +33,22 @@ class ExportedModel:
     context_tokens: int
 
 
+def open_exported_tokenizer(directory: Path) -> TokenizerFile:
+    """Read the tokenizer of an export. Raises ExportedModelError: what was trained on bare token files has none."""
+    try:
+        return read_tokenizer(directory)
+    except DataError as error:
+        raise ExportedModelError(
+            f"{directory} holds no {FILE_NAME} that says what an id means: {error}"
+        ) from error
+
+
 def load_exported(directory: Path) -> ExportedModel:
     """Read `config.json` and `model.safetensors` of a Llama export onto the CPU. Raises ExportedModelError."""
     try:
         config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         dimensions, context = dimensions_from_hf(config), int(config["max_position_embeddings"])
-        weights = load_file(directory / "model.safetensors")
+        weights = _read_weights(directory)
     except OSError as error:
         raise ExportedModelError(f"{directory} holds no exported model: {error}") from error
     except SafetensorError as error:
@@ -64,6 +75,16 @@ def load_exported(directory: Path) -> ExportedModel:
     return ExportedModel(module=module.eval(), context_tokens=context)
 
 
+def _read_weights(directory: Path) -> dict[str, torch.Tensor]:
+    """Read the one file, or every file that the index names."""
+    index = directory / "model.safetensors.index.json"
+    names = {"model.safetensors"}
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    parts = [load_file(directory / name) for name in sorted(names)]
+    return {name: tensor for part in parts for name, tensor in part.items()}
+
+
 def _check_shape(directory: Path, name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
     if found.shape != expected.shape:
         raise ExportedModelError(
@@ -74,34 +95,51 @@ def _check_shape(directory: Path, name: str, found: torch.Tensor, expected: torc
 
 @torch.no_grad()
 def generate_ids(
-    model: ExportedModel, prompt: Sequence[int], *, num_tokens: int, temperature: float, seed: int
+    model: ExportedModel,
+    prompt: Sequence[int],
+    *,
+    num_tokens: int,
+    allowed: Collection[int],
+    temperature: float,
+    seed: int,
 ) -> list[int]:
-    """Continue `prompt` (at least one id) by `num_tokens` bytes; the same arguments give the same ids.
+    """Continue `prompt` (at least one id) by `num_tokens` ids of `allowed`; the same arguments give the same ids.
 
-    Temperature 0 takes the likeliest byte each time. Ids that are no bytes are never drawn, so that a text has exactly
-    `num_tokens` bytes. What lies further back than the model's context is forgotten.
+    Temperature 0 takes the likeliest one each time. What lies further back than the model's context is forgotten.
     """
     assert len(prompt), "a model predicts the token after something"
     assert temperature >= 0, temperature
     generator = torch.Generator().manual_seed(seed)
+    drawn_from = torch.tensor(sorted(allowed))
     ids = [int(token) for token in prompt]
     for _ in range(num_tokens):
         window = torch.tensor([ids[-model.context_tokens :]])
-        logits = model.module(window)[0, -1, : tokenizer.BOS].float()
+        logits = model.module(window)[0, -1, drawn_from].float()
         if temperature == 0:
-            ids.append(int(logits.argmax()))
+            place = logits.argmax()
         else:
-            odds = torch.softmax(logits / temperature, dim=-1)
-            ids.append(int(torch.multinomial(odds, 1, generator=generator)))
+            place = torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1, generator=generator)
+        ids.append(int(drawn_from[place]))
     return ids[len(prompt) :]
 
 
 def generate_text(
-    directory: Path, prompt: str, *, num_bytes: int, temperature: float = 0.8, seed: int = 0
+    directory: Path, prompt: str, *, num_tokens: int, temperature: float = 0.8, seed: int = 0
 ) -> str:
-    """Return `num_bytes` bytes of text that an exported model writes after `prompt` (not part of what is returned)."""
-    model = load_exported(directory)
-    ids = tokenizer.encode_document(prompt.encode()).tolist()
-    return tokenizer.decode(
-        generate_ids(model, ids, num_tokens=num_bytes, temperature=temperature, seed=seed)
+    """Return what an exported model writes after `prompt`, which is no part of it.
+
+    Marks are never drawn, so that it is `num_tokens` tokens of text whatever the model thinks of its end.
+    """
+    model, tokenizer = load_exported(directory), open_exported_tokenizer(directory)
+    given = [int(token) for token in tokenizer.encode([prompt.encode()])[0]]
+    begin = [] if tokenizer.document_mark is None else [tokenizer.document_mark]
+    ids = generate_ids(
+        model,
+        [*begin, *given] or sorted(tokenizer.text_ids)[:1],
+        num_tokens=num_tokens,
+        allowed=tokenizer.text_ids,
+        temperature=temperature,
+        seed=seed,
     )
+    # Decoded together: some vocabularies drop the space before what they take for the beginning of a text.
+    return tokenizer.decode([*given, *ids]).removeprefix(tokenizer.decode(given))

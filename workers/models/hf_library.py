@@ -1,14 +1,23 @@
 """The one place that imports transformers and peft: heavy, and an extra that a node may lack."""
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import torch
 
 from workers.contract.config import HfModel
 from workers.errors import ConfigError
 
-_INSTALL = "install the extra on the nodes: pip install 'shardyard[hf]'"
+_INSTALL: Final = "install the extra on the nodes: pip install 'shardyard[hf]'"
+_FETCHED: Final = [
+    "*.json",
+    "*.safetensors",
+    "*.jinja",
+]  # of a repository on the hub; weights in no other format
+_LORA_PREFIX: Final = "base_model.model."  # what peft puts before the model's own names
 
 
 def transformers() -> Any:
@@ -42,19 +51,24 @@ def find_files(model: HfModel) -> Path | None:
         if not (directory / "config.json").is_file():
             raise ConfigError(f"model.path: {directory} holds no config.json on this node")
         return directory
-    token = os.environ.get(model.token_env) if model.token_env else None
-    try:
-        from huggingface_hub import snapshot_download  # comes with transformers
+    transformers()  # says what to install; the hub's library comes with it
+    from huggingface_hub import snapshot_download
 
+    try:
         fetched = snapshot_download(
-            model.path,
-            revision=model.revision,
-            token=token,
-            allow_patterns=["*.json", "*.safetensors", "tokenizer*"],
+            model.path, revision=model.revision, token=_token(model), allow_patterns=_FETCHED
         )
-    except (ImportError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"model.path: {model.path} cannot be fetched: {error}") from error
     return Path(fetched)
+
+
+def _token(model: HfModel) -> str | None:
+    if model.token_env is None:
+        return None
+    if model.token_env not in os.environ:
+        raise ConfigError(f"model.token_env: this node has no environment variable {model.token_env}")
+    return os.environ[model.token_env]
 
 
 def read_configuration(model: HfModel, files: Path | None) -> Any:
@@ -69,6 +83,16 @@ def read_configuration(model: HfModel, files: Path | None) -> Any:
         return library.AutoConfig.for_model(kind, **changes)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"model.config: {error}") from error
+
+
+def build_model(configuration: Any, *, dtype: torch.dtype) -> Any:
+    """Return the causal language model of `configuration`. Raises ConfigError where there is none, or none that fits."""
+    try:
+        return transformers().AutoModelForCausalLM.from_config(configuration, dtype=dtype)
+    except (ValueError, TypeError, ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"model.config: {configuration.model_type} makes no causal language model: {error}"
+        ) from error
 
 
 def lora_configuration(model: HfModel) -> Any:
@@ -86,7 +110,33 @@ def lora_configuration(model: HfModel) -> Any:
     )
 
 
+def add_adapters(module: Any, model: HfModel) -> Any:
+    """Wrap `module` with the adapters of `model.lora`. Raises ConfigError where its targets are no linear layers."""
+    try:
+        with (
+            warnings.catch_warnings()
+        ):  # peft 0.21 asks transformers 5.24 by an old name: nothing a user can mend
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            adapted = peft().get_peft_model(module, lora_configuration(model))
+    except ValueError as error:
+        raise ConfigError(f"model.lora.target_modules: {error}") from error
+    for name, parameter in adapted.named_parameters():
+        if parameter.requires_grad and not name.endswith(
+            (".lora_A.default.weight", ".lora_B.default.weight")
+        ):
+            raise ConfigError(
+                f"model.lora.target_modules: {original_name(name)} belongs to no linear layer: name linear layers"
+            )
+    return adapted
+
+
+def original_name(name: str) -> str:
+    """Return what the model itself calls a parameter that peft renamed when it put adapters around it."""
+    return name.removeprefix(_LORA_PREFIX).replace(".base_layer.", ".")
+
+
 def described(configuration: Any) -> Mapping[str, Any]:
-    """Return the `config.json` with which transformers reads an export."""
+    """Return the `config.json` with which transformers reads an export: weights are fp32, whatever they were."""
+    kinds = transformers().MODEL_FOR_CAUSAL_LM_MAPPING
     content: Mapping[str, Any] = configuration.to_dict()
-    return content
+    return {**content, "architectures": [kinds[type(configuration)].__name__], "dtype": "float32"}

@@ -15,16 +15,14 @@ from workers.contract.config import HfModel, TokenData
 from workers.data import load_dataset
 from workers.data.dataset import Batch, DataError, Dataset
 from workers.models.hf_library import (
+    add_adapters,
+    build_model,
     find_files,
-    lora_configuration,
-    peft,
+    original_name,
     read_configuration,
-    transformers,
 )
 from workers.models.hf_weights import DrawnWeights, StoredWeights, parameters_on_meta
 from workers.models.llama import within_documents
-
-_LORA_PREFIX = "base_model.model."  # what peft puts before the model's own names
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,15 +36,18 @@ class HfTask:
     stored: StoredWeights | None  # None: weights are drawn
     _drawn: DrawnWeights | None = field(default=None, init=False)
     _initialise: Any = field(default=None, init=False)  # transformers' own rule, for one part of the model
+    _body: str = field(default="", init=False)  # what the model calls itself without its head
 
     def build(self) -> nn.Module:
-        """Build the structure; parameters on the meta device, tables for real. Only adapters train where there are any."""
-        library = transformers()
+        """Build the structure; parameters on the meta device, tables for real. Only adapters train where there are any.
+
+        Raises ConfigError for a configuration that makes no causal language model, and adapters that fit nowhere.
+        """
         with parameters_on_meta():
-            module: Any = library.AutoModelForCausalLM.from_config(self.configuration, dtype=self._dtype)
-            self._initialise = module._init_weights
+            module = build_model(self.configuration, dtype=self._dtype)
+            self._initialise, self._body = module._init_weights, module.base_model_prefix
             if self.model.lora is not None:
-                module = peft().get_peft_model(module, lora_configuration(self.model))
+                module = add_adapters(module, self.model)
         self._drawn = DrawnWeights(module, seed=self.seed)
         return module  # type: ignore[no-any-return]
 
@@ -54,16 +55,18 @@ class HfTask:
         """See `DeferredTask`. Adapters begin as peft's do: A drawn, B zero, so that nothing changes at first."""
         assert self._drawn is not None, "build comes first"
         if ".lora_" in name:
-            return self._drawn.draw(name, _zero if ".lora_B." in name else _draw_linear)
-        original = name.removeprefix(_LORA_PREFIX).replace(".base_layer.", ".")
+            return self._drawn.draw(name, _zero if ".lora_B." in name else _draw_linear, by_parents=False)
         if self.stored is not None:
-            return self.stored.read(original)
-        return self._drawn.draw(name, self._initialise)
+            return self.stored.read(original_name(name), body=self._body)
+        return self._drawn.draw(name, self._initialise, by_parents=True)
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        """Return the decoder layers: the longest list of modules in the model."""
-        lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
-        return max((list(parts) for parts in lists), key=len, default=[])
+        """Return the decoder layers: the longest list of modules that lies in no other one, as experts do in theirs."""
+        lists = {path: part for path, part in module.named_modules() if isinstance(part, nn.ModuleList)}
+        outer = [
+            list(part) for path, part in lists.items() if not any(path.startswith(f"{up}.") for up in lists)
+        ]
+        return max(outer, key=len, default=[])
 
     def loss_sum(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         """Return the cross-entropy in nats, summed over the counted tokens, in fp32 whatever the logits are."""

@@ -26,15 +26,21 @@ class StoredWeights:
         self._directory = directory
         self._file_of = _files_by_name(directory)
 
-    def read(self, name: str) -> torch.Tensor:
-        """Return one tensor, whole. Raises ConfigError for a name that the checkpoint does not have."""
-        if name not in self._file_of:
+    def read(self, name: str, *, body: str) -> torch.Tensor:
+        """Return one tensor, whole, in the checkpoint's dtype. Raises ConfigError for a name that it does not have.
+
+        `body` is what the model calls itself without its head: many a checkpoint, GPT-2's own for one, was saved
+        without a head and leaves it out of its names.
+        """
+        stored = next((n for n in (name, name.removeprefix(f"{body}.")) if n in self._file_of), None)
+        if stored is None:
             raise ConfigError(
-                f"model.path: {self._directory} holds no {name}: it is a checkpoint of another model; "
-                "say `weights: random` to begin anew"
+                f"model.path: {self._directory} holds no {name}: it is a checkpoint of another model, or of one whose "
+                "tensors transformers converts while it reads them (mixtures of experts); use another, or say "
+                "`weights: random`"
             )
-        with safe_open(self._directory / self._file_of[name], framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
+        with safe_open(self._directory / self._file_of[stored], framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(stored)
         return tensor
 
 
@@ -53,40 +59,50 @@ class DrawnWeights:
     """First values drawn as the model's own code draws them, each from a seed of its own."""
 
     def __init__(self, model: nn.Module, *, seed: int) -> None:
-        """Remember the parts of `model` as they are now, on the meta device, before an engine changes them."""
+        """Keep a copy of `model` as it is now, on the meta device, before an engine changes it."""
         self._seed = seed
-        self._owners = {
-            f"{path}.{leaf}" if path else leaf: shell
-            for path, part in model.named_modules()
-            for shell in [_without_children(part)]
-            for leaf, parameter in part._parameters.items()
-            if parameter is not None
-        }
+        self._parts = dict(copy.deepcopy(model).named_modules())
 
-    def draw(self, name: str, initialise: Callable[[nn.Module], None]) -> torch.Tensor:
+    @torch.no_grad()
+    def draw(self, name: str, initialise: Callable[[nn.Module], None], *, by_parents: bool) -> torch.Tensor:
         """Return a first value of the parameter `name`: fp32, a function of seed and name alone.
 
-        `initialise` fills the parameters of one module in place; it gets a copy of the one that owns the parameter.
+        `initialise` fills in place what the module that owns the parameter holds. With `by_parents` it is called for
+        that module's parents, too, inner ones first: GPT-2, for one, fills projections where their layer is known.
+        What else they fill is on the meta device: it costs nothing and draws no random number.
         """
-        owner = _without_children(self._owners[name]).to_empty(device="cpu")
+        path, _, leaf = name.rpartition(".")
+        owner = self._parts[path]
+        on_meta, owner._parameters = owner._parameters, _on_cpu(owner._parameters)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self._seed_of(name))
+                for part in _upwards(path) if by_parents else [path]:
+                    initialise(self._parts[part])
+            value: torch.Tensor | None = owner._parameters[leaf]
+            assert value is not None
+            return value.detach().float()
+        finally:
+            owner._parameters = on_meta
+
+    def _seed_of(self, name: str) -> int:
         digest = hashlib.blake2b(f"{self._seed}:{name}".encode(), digest_size=8).digest()
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(int.from_bytes(digest, "little") >> 1)
-            initialise(owner)
-        value = owner._parameters[name.rpartition(".")[2]]
-        assert value is not None
-        return value.detach().float()
+        return int.from_bytes(digest, "little") >> 1
 
 
-def _without_children(module: nn.Module) -> nn.Module:
-    """Return a copy with parameters of its own, on the same device, and nothing below it."""
-    shell = copy.copy(module)
-    shell._modules, shell._buffers = {}, {}
-    shell._parameters = {
-        leaf: None if parameter is None else nn.Parameter(parameter.detach().clone(), requires_grad=False)
-        for leaf, parameter in module._parameters.items()
+def _on_cpu(parameters: Mapping[str, nn.Parameter | None]) -> dict[str, nn.Parameter | None]:
+    return {
+        leaf: None if parameter is None else nn.Parameter(torch.empty_like(parameter, device="cpu"))
+        for leaf, parameter in parameters.items()
     }
-    return shell
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """Yield `path` and what lies above it, the whole model last: `a.b`, `a`, and the empty path."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""
 
 
 @contextmanager

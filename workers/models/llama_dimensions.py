@@ -1,11 +1,10 @@
 """Sizes of the Llama family and their description for other programs. Pure: no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from workers.contract.config import LlamaModel
-from workers.data import tokenizer
 from workers.errors import ConfigError
 
 
@@ -97,11 +96,14 @@ def _problem(d: LlamaDimensions, needed_vocab_size: int) -> str | None:
     return None
 
 
-def hf_config(dimensions: LlamaDimensions, *, seq_len: int) -> dict[str, Any]:
+def hf_config(
+    dimensions: LlamaDimensions, *, seq_len: int, begin: int | None = None, ends: Sequence[int] = ()
+) -> dict[str, Any]:
     """Return the `config.json` with which transformers reads an export as `LlamaForCausalLM`.
 
     Tensor names need no translation: `workers.models.llama` uses the same. With a tied head, `lm_head.weight` is not
-    in the file. `seq_len` is the longest sequence seen in training.
+    in the file. `seq_len` is the longest sequence seen in training; `begin` is the id that begins a document, `ends`
+    are those at which `generate` of transformers stops.
     """
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -121,8 +123,8 @@ def hf_config(dimensions: LlamaDimensions, *, seq_len: int) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": dimensions.tie_embeddings,
-        "bos_token_id": tokenizer.BOS,
-        "eos_token_id": None,
+        "bos_token_id": begin,
+        "eos_token_id": list(ends) or None,
         "torch_dtype": "float32",
     }
 

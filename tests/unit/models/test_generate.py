@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from workers.contract.config import LlamaModel
-from workers.models.generate import ExportedModelError, generate_ids, generate_text, load_exported
+from workers.data.tokenizer import ByteTokenizer
+from workers.data.tokenizer_file import read_tokenizer, train_bpe
+from workers.models.generate import (
+    ExportedModel,
+    ExportedModelError,
+    generate_ids,
+    generate_text,
+    load_exported,
+)
 from workers.models.llama import Llama
 from workers.models.llama_dimensions import LlamaDimensions, llama_dimensions
 
@@ -23,6 +31,10 @@ def new_llama(**fields: object) -> tuple[Llama, LlamaDimensions]:
 @pytest.fixture
 def directory(write_export: WriteExport) -> Path:
     return write_export(*new_llama())
+
+
+def greedy(model: ExportedModel, prompt: list[int]) -> list[int]:
+    return generate_ids(model, prompt, num_tokens=5, allowed=range(256), temperature=0, seed=0)
 
 
 @pytest.mark.parametrize("tie_embeddings", [True, False])
@@ -42,11 +54,14 @@ def test_loading_draws_nothing_from_the_callers_generator(directory: Path) -> No
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_text_has_as_many_bytes_as_asked_and_repeats_by_seed(directory: Path, temperature: float) -> None:
-    model = load_exported(directory)
-    ids = [generate_ids(model, [256], num_tokens=50, temperature=temperature, seed=s) for s in (1, 1, 2)]
+def test_only_what_is_allowed_is_written_and_it_repeats_by_seed(directory: Path, temperature: float) -> None:
+    model, allowed = load_exported(directory), {*range(40, 200)}
+    ids = [
+        generate_ids(model, [256], num_tokens=50, allowed=allowed, temperature=temperature, seed=s)
+        for s in (1, 1, 2)
+    ]
     assert len(ids[0]) == 50
-    assert max(ids[0]) < 256
+    assert allowed.issuperset(ids[0])
     assert ids[0] == ids[1]
     assert (ids[0] == ids[2]) == (temperature == 0)
 
@@ -54,21 +69,47 @@ def test_text_has_as_many_bytes_as_asked_and_repeats_by_seed(directory: Path, te
 def test_only_the_context_counts(directory: Path) -> None:
     model = load_exported(directory)
     long = [*range(100), *range(32)]
-    assert generate_ids(model, long, num_tokens=5, temperature=0, seed=0) == generate_ids(
-        model, long[-32:], num_tokens=5, temperature=0, seed=0
-    )
+    assert greedy(model, long) == greedy(model, long[-32:])
 
 
-def test_greedy_takes_the_likeliest_byte_each_time(directory: Path) -> None:
+def test_greedy_takes_the_likeliest_token_each_time(directory: Path) -> None:
     model = load_exported(directory)
     ids = [256, 100, 101]
-    for _ in range(4):
+    for _ in range(5):
         ids.append(int(model.module(torch.tensor([ids]))[0, -1, :256].argmax()))
-    assert generate_ids(model, [256, 100, 101], num_tokens=4, temperature=0, seed=0) == ids[3:]
+    assert greedy(model, [256, 100, 101]) == ids[3:]
 
 
-def test_a_prompt_may_be_empty(directory: Path) -> None:
-    assert isinstance(generate_text(directory, "", num_bytes=3), str)
+def test_bytes_come_as_many_as_asked_whatever_the_prompt(directory: Path) -> None:
+    (directory / "tokenizer.json").write_text(ByteTokenizer().to_json())
+    allowed = read_tokenizer(directory).text_ids
+    assert allowed == set(range(256))
+    for prompt in ("", "def ", "é"):
+        ids = [256, *prompt.encode()]
+        raw = generate_ids(
+            load_exported(directory), ids, num_tokens=30, allowed=allowed, temperature=0, seed=0
+        )
+        text = generate_text(directory, prompt, num_tokens=30, temperature=0)
+        assert text == bytes(raw).decode(errors="replace")
+
+
+def test_text_is_written_in_the_tokens_of_the_export_without_its_marks(write_export: WriteExport) -> None:
+    directory = write_export(*new_llama(vocab_size=280))
+    corpus = [b"one text after another, and another one"] * 9
+    (directory / "tokenizer.json").write_text(train_bpe(corpus, vocab_size=280))
+    tokenizer = read_tokenizer(directory)
+    assert tokenizer.text_ids == set(range(3, tokenizer.vocab_size)), "marks are its first ids"
+    ids = [tokenizer.document_mark, *tokenizer.encode([b"one "])[0]]
+    assert len(ids) < 1 + len("one "), "a token is more than a byte here"
+    raw = generate_ids(
+        load_exported(directory), ids, num_tokens=20, allowed=tokenizer.text_ids, temperature=0.8, seed=3
+    )
+    assert generate_text(directory, "one ", num_tokens=20, seed=3) == tokenizer.decode(raw)
+
+
+def test_an_export_that_does_not_say_what_an_id_means_is_named(directory: Path) -> None:
+    with pytest.raises(ExportedModelError, match=r"holds no tokenizer\.json that says what an id means"):
+        generate_text(directory, "def ", num_tokens=3)
 
 
 def test_a_directory_without_an_export_is_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from workers.contract.config import Train
 from workers.engines.batch_norm import RunningStatistics
 from workers.engines.deepspeed.module import LaidOut
+from workers.engines.deepspeed.nvme import MASTER, FileStates
 from workers.engines.deepspeed.optimizer import Fragment, FragmentOptimizer
 from workers.engines.deepspeed.partitions import Partitions
 from workers.engines.engine import Evaluation, StepOutput, WeightedBatch
@@ -42,13 +43,15 @@ class DeepSpeedEngine:
         ds_engine: Any,
         optimizer: FragmentOptimizer,
         partitions: Partitions,
+        files: FileStates,
         train: Train,
         world: World,
         stage: int,
     ) -> None:
         """Take over what `build` made."""
         self._task, self._laid_out, self._names = task, laid_out, names
-        self._ds_engine, self._optimizer, self._partitions = ds_engine, optimizer, partitions
+        self._ds_engine, self._optimizer = ds_engine, optimizer
+        self._partitions, self._files = partitions, files
         self._grad_clip, self._world = train.grad_clip, world
         self._is_replicated = stage == 0
         self._reduces_as_made = stage >= 2
@@ -56,11 +59,16 @@ class DeepSpeedEngine:
         self._statistics = RunningStatistics(laid_out.module, world)
         self._scaler = LossScaler(train.precision) if train.precision.params == "fp16" else None
         self._gradient_bytes = 0
-        optimizer.bind(partitions.fragments())
-        self._take_masters(laid_out.masters)
+        fragments = partitions.fragments()
+        optimizer.bind(fragments)
+        for flat, places in fragments.items():
+            with files.opened(flat):
+                optimizer.make_state(flat)
+                self._take_masters(flat, places)
 
     def train_step(self, micro_batches: Sequence[WeightedBatch], *, learning_rate: float) -> StepOutput:
         """See `Engine`. Forward and backward of each micro-batch; DeepSpeed reduces; agree, clip, update."""
+        self._files.forget()
         (tokens,) = self._world.sum_over_ranks([sum(batch.num_tokens for batch in micro_batches)])
         scale = self._scaler.scale if self._scaler else 1.0
         self._statistics.begin_step()
@@ -93,19 +101,23 @@ class DeepSpeedEngine:
         return Evaluation(loss=float(total) / tokens if tokens else math.nan, tokens=tokens)
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """See `Engine`. A rank that holds nothing of a parameter has an empty shard of it."""
+        """See `Engine`. A rank that holds nothing of a parameter has an empty shard of it.
+
+        What lies in files is read, and stays in host memory until the next step.
+        """
         lies = self._lies()
         tensors: dict[str, torch.Tensor] = {}
         for name, shape in self._laid_out.shapes.items():
             if name in self._laid_out.frozen:
                 tensors[f"model.{name}"] = self._laid_out.frozen[name].state()
                 continue
-            flat, fragment = lies.get(name, (None, _nothing(name, shape)))
-            tensors[f"model.{name}"] = self._shard(flat, fragment, shape)
+            if name not in lies:
+                lies[name] = {}, _nothing(name, shape)
+            values, fragment = lies[name]
+            tensors[f"model.{name}"] = self._shard(values.get(MASTER), fragment, shape)
             tensors[f"optimizer.{name}.step"] = self._optimizer.steps[name]
             for moment in self._optimizer.moments:
-                state = None if flat is None else self._optimizer.state[flat][moment]
-                tensors[f"optimizer.{name}.{moment}"] = self._shard(state, fragment, shape)
+                tensors[f"optimizer.{name}.{moment}"] = self._shard(values.get(moment), fragment, shape)
         for name, buffer in self._laid_out.module.named_buffers():
             if name in self._names.persistent_buffers:
                 tensors[f"buffer.{name}"] = buffer
@@ -117,7 +129,8 @@ class DeepSpeedEngine:
 
     def after_load(self) -> None:
         """See `Engine`."""
-        self._partitions.publish()
+        self._files.take_back()
+        self._partitions.publish(self._files.opened)
         for frozen in self._laid_out.frozen.values():
             frozen.publish()
 
@@ -126,12 +139,13 @@ class DeepSpeedEngine:
         masters = list(self._partitions.fragments())
         moments = [value for flat in masters for value in self._optimizer.state[flat].values()]
         held = {
-            "parameters": self._laid_out.working(),
+            "parameters": [*self._laid_out.working(), *self._partitions.fetch_buffers()],
             "optimizer_state": [
                 *(flat.detach() for flat in masters),
                 *moments,
                 *self._optimizer.steps.values(),
                 *(frozen.master for frozen in self._laid_out.frozen.values()),
+                *self._files.buffers(),
             ],
             "buffers": list(self._laid_out.module.buffers()),
         }
@@ -177,13 +191,14 @@ class DeepSpeedEngine:
         return depend_on(loss, unused) if unused else loss
 
     @torch.no_grad()
-    def _take_masters(self, masters: Mapping[str, torch.Tensor]) -> None:
+    def _take_masters(self, flat: torch.Tensor, places: Sequence[Fragment]) -> None:
         """Put first values in full precision where DeepSpeed has taken them from what it had cast."""
-        for name, (flat, fragment) in self._lies().items():
-            if name in masters:
-                value = masters[name].view(-1)
-                part = value if self._is_cut else value[fragment.start : fragment.start + fragment.length]
-                flat.view(-1).narrow(0, fragment.offset, fragment.length).copy_(part)
+        masters = self._laid_out.masters
+        for place in places:
+            if place.name in masters:
+                value = masters[place.name].view(-1)
+                part = value if self._is_cut else value[place.start : place.start + place.length]
+                flat.view(-1).narrow(0, place.offset, place.length).copy_(part)
 
     def _update(self, factor: float, learning_rate: float) -> None:
         self._optimizer.factor = factor
@@ -195,9 +210,10 @@ class DeepSpeedEngine:
     def _on_device(self, micro: WeightedBatch) -> Mapping[str, torch.Tensor]:
         return {key: value.to(self._world.device) for key, value in micro.batch.items()}
 
-    def _lies(self) -> Mapping[str, tuple[torch.Tensor, Fragment]]:
+    def _lies(self) -> dict[str, tuple[Mapping[str, torch.Tensor], Fragment]]:
+        """Return for each parameter the flat tensors that hold this rank's part, by what they are, and where it is."""
         return {
-            fragment.name: (flat, fragment)
+            fragment.name: (self._files.values(flat), fragment)
             for flat, fragments in self._partitions.fragments().items()
             for fragment in fragments
         }

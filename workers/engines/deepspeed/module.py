@@ -1,7 +1,7 @@
 """The module as DeepSpeed gets it: weights laid out one by one, what it must not touch put aside."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from workers.engines.batch_norm import statistics_of
+from workers.engines.deepspeed.nvme import part_in_memory
 from workers.engines.deepspeed.partitions import slice_of
 from workers.engines.flat_shard import FlatShard
 from workers.engines.weights import InitialWeights, fill
@@ -23,7 +24,9 @@ class Frozen:
     master: torch.Tensor
     start: int
     is_part: bool
-    working: Callable[[], torch.Tensor]  # what forward reads, lying as `master` does
+    working: Callable[
+        [], AbstractContextManager[torch.Tensor]
+    ]  # gives what forward reads; it lies as `master` does
 
     def state(self) -> torch.Tensor:
         """Return what a checkpoint holds of it."""
@@ -32,9 +35,9 @@ class Frozen:
     @torch.no_grad()
     def publish(self) -> None:
         """Copy the master into what forward reads."""
-        working = self.working()
-        if working is not self.master and working.numel() > 0:
-            working.copy_(self.master.view(working.shape))
+        with self.working() as working:
+            if self.master.numel() > 0:
+                working.view(-1)[: self.master.numel()].copy_(self.master.view(-1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +142,7 @@ def _lay_out_one(
     is_part = cut is not None and value.numel() > 0
     mine = value.view(-1)[start : start + length].clone() if is_part else value
     if not parameter.requires_grad:
-        working = partial(_part_of, parameter, length) if is_part else parameter.detach
+        working = partial(part_in_memory, parameter) if is_part else partial(_as_it_lies, parameter)
         frozen = Frozen(shape=shape, master=mine, start=start, is_part=is_part, working=working)
         return _Place(parameter=parameter, shape=shape, frozen=frozen)
     keeps = compute != torch.float32 and value.numel() > 0
@@ -154,9 +157,9 @@ def _hide(module: nn.Module, parameter: nn.Parameter, compute: torch.dtype) -> N
             setattr(part, leaf, parameter.detach().to(compute))
 
 
-def _part_of(parameter: nn.Parameter, length: int) -> torch.Tensor:
-    part: torch.Tensor = parameter.ds_tensor.detach()  # type: ignore[attr-defined]
-    return part.view(-1).narrow(0, 0, length)
+@contextmanager
+def _as_it_lies(parameter: nn.Parameter) -> Iterator[torch.Tensor]:
+    yield parameter.detach()
 
 
 class keep_buffers(AbstractContextManager[None]):  # noqa: N801 -- reads as a verb

@@ -56,10 +56,15 @@ class FragmentOptimizer(torch.optim.Optimizer):
         return ("momentum_buffer",) if self._config.betas[0] > 0 else ()
 
     def bind(self, fragments: Mapping[torch.Tensor, Sequence[Fragment]]) -> None:
-        """Say what lies in each flat partition, and make its state where there is none yet."""
+        """Say what lies in each flat partition."""
         self._fragments = dict(fragments)
-        for flat in fragments:
-            self._make_state(flat)
+
+    def make_state(self, flat: torch.Tensor) -> None:
+        """Make the state of a partition where there is none yet."""
+        state = self.state[flat]
+        for moment in self.moments:
+            if moment not in state:
+                state[moment] = torch.zeros_like(flat, requires_grad=False)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -67,15 +72,9 @@ class FragmentOptimizer(torch.optim.Optimizer):
         assert closure is None
         for group in self.param_groups:
             for flat in group["params"]:
-                self._make_state(flat)
+                self.make_state(flat)
                 if flat.grad is not None and flat in self._fragments:
                     self._update(flat, group["lr"])
-
-    def _make_state(self, flat: torch.Tensor) -> None:
-        state = self.state[flat]
-        for moment in self.moments:
-            if moment not in state:
-                state[moment] = torch.zeros_like(flat, requires_grad=False)
 
     def _update(self, flat: torch.Tensor, learning_rate: float) -> None:
         found = [fragment for fragment in self._fragments[flat] if fragment.name in self.used]

@@ -6,6 +6,7 @@ Everything that depends on how a stage lies in memory is here; `tests/torch/test
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from workers.engines.deepspeed.optimizer import Fragment
 from workers.engines.optimizer import square_sum
 
+Opener = Callable[[torch.Tensor], AbstractContextManager[None]]
 Fragments = Mapping[torch.Tensor, Sequence[Fragment]]
 
 
@@ -36,8 +38,12 @@ class Partitions(Protocol):
         """Forget the gradients, whether the step was taken or not."""
         ...
 
-    def publish(self) -> None:
-        """Bring what forward reads up to the masters; collective."""
+    def publish(self, opened: Opener) -> None:
+        """Bring what forward reads up to the masters, each partition held in memory by `opened`; collective."""
+        ...
+
+    def fetch_buffers(self) -> Sequence[torch.Tensor]:
+        """Return the host memory through which parameters come from files."""
         ...
 
 
@@ -70,8 +76,12 @@ class Replicas:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def publish(self) -> None:
+    def publish(self, opened: Opener) -> None:
         """See `Partitions`: forward reads the masters."""
+
+    def fetch_buffers(self) -> Sequence[torch.Tensor]:
+        """See `Partitions`."""
+        return ()
 
 
 class FlatPartitions:
@@ -126,9 +136,13 @@ class FlatPartitions:
             zero.averaged_gradients[group] = None
             zero.all_grad_tensors[group] = None
 
-    def publish(self) -> None:
+    def publish(self, opened: Opener) -> None:
         """See `Partitions`."""
         self._zero.update_lp_params()
+
+    def fetch_buffers(self) -> Sequence[torch.Tensor]:
+        """See `Partitions`."""
+        return ()
 
 
 class SlicedPartitions:
@@ -182,17 +196,23 @@ class SlicedPartitions:
         else:
             zero.averaged_gradients = {}
 
-    def publish(self) -> None:
+    def publish(self, opened: Opener) -> None:
         """See `Partitions`."""
         zero = self._zero
         zero._partition_all_parameters()  # a forward without a backward leaves some gathered
-        for group in range(len(zero.fp16_groups)):
-            zero._reassign_or_swap_out_partitioned_parameters(group)
+        for group, flat in enumerate(zero.fp32_partitioned_groups_flat):
+            with opened(flat):
+                zero._reassign_or_swap_out_partitioned_parameters(group)
         kept = zero.persistent_parameters
         if kept:
             kept[0].partition(kept)
             kept[0].all_gather(kept)
         zero.invalidate_secondary_tensor()
+
+    def fetch_buffers(self) -> Sequence[torch.Tensor]:
+        """See `Partitions`."""
+        swapper = getattr(next(iter(self._parameters.values())), "nvme_swapper", None)
+        return () if swapper is None else (swapper.buffers,)
 
 
 def slice_of(parameter: nn.Parameter, rank: int) -> tuple[int, int]:
