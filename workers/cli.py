@@ -49,15 +49,22 @@ def local(
     name: Annotated[str, typer.Option(help="Names the run directory.")] = "run",
     run_dir: Annotated[Path | None, typer.Option(help="Continue what lies there, or start there.")] = None,
     resume_from: Annotated[str | None, typer.Option(help="A checkpoint's name.")] = None,
+    origin: Annotated[
+        str | None,
+        typer.Option(metavar="RUN[@STEP]", help="Fork another run: its directory or URL, and a step."),
+    ] = None,
     json_lines: Annotated[bool, typer.Option("--json-lines", help="One JSON object a line.")] = False,
 ) -> None:
     """Run a job on this machine without a service. Exit code: 0 finished, 1 failed, 3 stopped, 4 not placed."""
     text = sys.stdin.read() if str(config) == "-" else config.read_text(encoding="utf-8")
     training = TrainingConfig.model_validate_json(text)
     with local_home(os.environ) as home:
-        from workers.driver.local import LineListener, make_request, run_local
+        from workers.driver.local import LineListener, run_local
+        from workers.driver.local_request import make_request
 
-        request = make_request(training, name=name, workers=workers, run_dir=run_dir, resume_from=resume_from)
+        request = make_request(
+            training, name=name, workers=workers, run_dir=run_dir, resume_from=resume_from, origin=origin
+        )
         code = run_local(request, LineListener(sys.stdout, json_lines=json_lines), home)
     raise SystemExit(code)
 
@@ -161,16 +168,12 @@ def check(device: DeviceOption = None) -> None:
 
 def _config_of(run_dir: str) -> TrainingConfig:
     """The config of the newest generation that took charge of a run."""
-    from workers.checkpointing.storage import open_storage
-    from workers.contract.launch import LaunchRequest
-    from workers.contract.rundir import generation_of_request
+    from workers.driver.requests import newest_request
 
-    storage = open_storage(run_dir)
-    requests = {generation_of_request(name): name for name in storage.files(".")}
-    newest = max((number for number in requests if number is not None), default=None)
-    if newest is None:
+    request = newest_request(run_dir)
+    if request is None:
         raise typer.BadParameter(f"{run_dir} is no run directory: it holds no request.g<generation>.json")
-    return LaunchRequest.from_json(storage.read(requests[newest])).config
+    return request.config
 
 
 if __name__ == "__main__":

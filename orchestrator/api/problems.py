@@ -13,6 +13,7 @@ from orchestrator.api.render import problem_view
 from orchestrator.api.views import ErrorView, ProblemView
 from orchestrator.cluster import RayUnavailable
 from orchestrator.errors import (
+    CheckpointNotFoundError,
     FileNotServedError,
     IdempotencyConflictError,
     JobNotFoundError,
@@ -71,7 +72,7 @@ async def _refused(request: Request, error: OrchestratorError) -> Response:
 
 def _status(error: OrchestratorError) -> int:
     match error:
-        case JobNotFoundError() | FileNotServedError():
+        case JobNotFoundError() | FileNotServedError() | CheckpointNotFoundError():
             return 404
         case IdempotencyConflictError():
             return 409

@@ -18,6 +18,9 @@ from workers.contract.stored import StoredCheckpoint
 API_PREFIX: Final = "/api/v1"
 # An id or a name; both are made of these, so nothing else reaches a URL, the store or a path.
 REFERENCE_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,79}$"
+REFERENCE_AT_PATTERN: Final = (
+    r"^[A-Za-z0-9][A-Za-z0-9_-]{0,79}(@[A-Za-z0-9.-]+)?$"  # and a step or checkpoint of it
+)
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 WAIT_LIMIT_SECONDS: Final = 30.0  # the longest that one request for events waits for a new one
 PAGE_LIMIT: Final = 1000  # rows that one answer holds at most
@@ -65,6 +68,8 @@ class SubmitBody(Strict):
     spec: str
     overrides: Sequence[str] = ()  # `a.b=c`, the value read as YAML
     source: str = "job.yaml"
+    # `JOB` or `JOB@STEP`: begin with that job's checkpoint
+    resume_from: Annotated[str, Field(pattern=REFERENCE_AT_PATTERN, max_length=160)] | None = None
 
 
 class CancelBody(Strict):

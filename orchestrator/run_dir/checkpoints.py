@@ -28,7 +28,7 @@ def list_checkpoints(location: str) -> tuple[StoredCheckpoint, ...]:
 
 
 def _look_at(storage: RunStorage, named: CheckpointId, held: set[str]) -> StoredCheckpoint | None:
-    manifest = read_manifest(storage, named)
+    manifest = _read_manifest(storage, named)
     if manifest is None:
         return None
     at = storage.modified(join(CHECKPOINTS, str(named), MANIFEST_NAME))
@@ -36,6 +36,12 @@ def _look_at(storage: RunStorage, named: CheckpointId, held: set[str]) -> Stored
     return StoredCheckpoint.of(
         manifest, published_at=None if at is None else at.astimezone(UTC), holders=tuple(holders)
     )
+
+
+def is_published(storage: RunStorage, name: str) -> bool:
+    """Whether a checkpoint of this name is published now. Raises StorageUnavailableError."""
+    named = CheckpointId.parse(name)
+    return named is not None and _read_manifest(storage, named) is not None
 
 
 def _fence(storage: RunStorage) -> Fence:
@@ -46,7 +52,7 @@ def _fence(storage: RunStorage) -> Fence:
         raise StorageUnavailableError(f"{join(storage.location, FENCE)} is not a fence file") from error
 
 
-def read_manifest(storage: RunStorage, named: CheckpointId) -> Manifest | None:
+def _read_manifest(storage: RunStorage, named: CheckpointId) -> Manifest | None:
     """Read a manifest; None where there is none: being written, being deleted, or damaged."""
     content = storage.read(join(CHECKPOINTS, str(named), MANIFEST_NAME))
     if content is None:

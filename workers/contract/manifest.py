@@ -71,6 +71,9 @@ class ResumePoint(Message):
 
     step: int  # finished optimizer steps
     next_index: int  # first global index not yet trained: the data position
+    first_step: int = (
+        0  # the step that trained global index 0: of a fork on other data, the one it began with
+    )
     seed: int
     tokens_seen: int
     data_digest: str  # of the data set's content and order rule; another one is refused
