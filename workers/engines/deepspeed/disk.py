@@ -53,8 +53,8 @@ def check_lockable(num_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
     if not _can_lock(num_bytes):
         raise ConfigError(
-            f"engine.offload: nvme locks {num_bytes / 1e6:.0f} MB of memory for its buffers, and the limit is "
-            f"{hard / 1e6:.0f} MB; raise it on the nodes (`ulimit -l`, LimitMEMLOCK, or --ulimit memlock=-1)"
+            f"engine.offload: nvme locks {num_bytes / 1e6:.0f} MB of memory for its buffers, more than a process may "
+            "here; raise the limit on the nodes (`ulimit -l`, LimitMEMLOCK, or --ulimit memlock=-1)"
         )
 
 
