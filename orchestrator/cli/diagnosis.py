@@ -163,7 +163,9 @@ def orchestrator(url: str | None, *, version: str | None, own_version: str, erro
         found = "not up"
         return Finding(subject="Orchestrator", verdict="warn", found=found, remedy="Start it: shardyard up")
     if version is None:
-        remedy = "Its log is in $SHARDYARD_HOME/logs. `shardyard down`, then `shardyard up`."
+        remedy = (
+            "Its log is in $SHARDYARD_HOME/logs. Start it again: shardyard up; jobs that run go on meanwhile."
+        )
         return Finding(subject="Orchestrator", verdict="fail", found=error, remedy=remedy)
     if version != own_version:
         found = f"{url} runs version {version}, this is {own_version}"
