@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -55,7 +56,8 @@ def rank_main(order_json: str, conn: Connection, board: Any) -> None:
     sys.path[:0] = [entry for entry in order.sys_path if entry not in sys.path]
     code = run(order, _Speaker(conn), BoardProgress(board))
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(OSError):
+            stream.flush()
     os._exit(code)  # no tear-down: with a peer gone it could hang, and the agent ends what is left
 
 
@@ -69,8 +71,9 @@ def run(order: RankOrder, emit: Callable[[RankMessage], None], progress: Progres
         emit(failed_by(error, progress, message=f"training code called exit({code}) before the last step"))
         return code
     except BaseException as error:  # noqa: BLE001 -- the root of the rank: told once, with its traceback
-        _tell_log(error)
         emit(failed_by(error, progress))
+        with suppress(OSError):  # the log may lie on the disk whose being full is the error
+            _tell_log(error)
         return 1
     emit(Done(result=result))
     return 0

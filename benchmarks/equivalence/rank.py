@@ -13,6 +13,7 @@ from benchmarks.equivalence.reference import Run
 from workers.contract.batch import BatchPlan, plan_batch
 from workers.contract.config import TrainingConfig
 from workers.engines import WeightedBatch, build_engine
+from workers.engines.deepspeed import library
 from workers.engines.flat_shard import FlatShard
 from workers.models.task import Task
 from workers.random_streams import stream_seed
@@ -31,6 +32,7 @@ def train_all(world: World, chosen: Sequence[Cell], *, nvme_path: str, steps: in
 
 def train(world: World, cell: Cell, *, nvme_path: str, steps: int = STEPS) -> Run:
     """Train `cell` on this rank; collective. The weights of the result are whole, on every rank."""
+    library.SMALLEST_FILE_BYTES = 1024  # a job's bound is a megabyte, and nothing here is as large
     config = TrainingConfig.model_validate(cell.training.job(cell.variant, nvme_path=nvme_path, steps=steps))
     task = make_task(cell.training)
     engine = build_engine(config, task, world)

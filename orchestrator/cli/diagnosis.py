@@ -64,6 +64,20 @@ def worker_program(path: str | None) -> Finding:
     return Finding(subject="Worker", verdict="ok", found=path)
 
 
+def deepspeed_ops(told: Mapping[str, Any] | str) -> Finding:
+    """What of DeepSpeed is compiled on this machine. Nothing but offload to NVMe needs it."""
+    subject = "DeepSpeed"
+    if isinstance(told, str):
+        return Finding(
+            subject=subject, verdict="warn", found=told, remedy="Without it: engine.kind fsdp, ddp."
+        )
+    if told["missing"]:
+        remedy = "Only offload to nvme needs them. On every node: shardyard-worker ops build"
+        found = f"ops are not built: {', '.join(told['missing'])}"
+        return Finding(subject=subject, verdict="warn", found=found, remedy=remedy)
+    return Finding(subject=subject, verdict="ok", found=f"ops are built: {', '.join(told['built'])}")
+
+
 def cpus(count: int, quota: float | None) -> Finding:
     """Cores, and what the container may use of them."""
     text = plural(count, "CPU")
@@ -163,7 +177,9 @@ def orchestrator(url: str | None, *, version: str | None, own_version: str, erro
         found = "not up"
         return Finding(subject="Orchestrator", verdict="warn", found=found, remedy="Start it: shardyard up")
     if version is None:
-        remedy = "Its log is in $SHARDYARD_HOME/logs. `shardyard down`, then `shardyard up`."
+        remedy = (
+            "Its log is in $SHARDYARD_HOME/logs. Start it again: shardyard up; jobs that run go on meanwhile."
+        )
         return Finding(subject="Orchestrator", verdict="fail", found=error, remedy=remedy)
     if version != own_version:
         found = f"{url} runs version {version}, this is {own_version}"

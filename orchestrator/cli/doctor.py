@@ -8,7 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -48,6 +48,7 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield diagnosis.ray_package(_version("ray"))
     yield diagnosis.torch_package(_ask_torch(environ))
     yield diagnosis.worker_program(_worker_program())
+    yield diagnosis.deepspeed_ops(_ask_ops(environ))
     try:
         settings = read_settings(environ)
     except SettingsError as error:
@@ -103,10 +104,22 @@ def cpu_quota(cpu_max: str) -> float | None:
 
 
 def _ask_torch(environ: Mapping[str, str]) -> dict[str, Any] | str:
-    """Import torch in a process of its own: it takes seconds, and may crash the one that does it."""
+    return _ask([sys.executable, "-c", ASK_TORCH], environ)
+
+
+def _ask_ops(environ: Mapping[str, str]) -> dict[str, Any] | str:
+    worker = _worker_program()
+    return "shardyard-worker is missing" if worker is None else _ask([worker, "ops", "check"], environ)
+
+
+def _ask(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any] | str:
+    """Let a process of its own import torch: it takes seconds, and may crash the one that does it.
+
+    Returns the object that it prints, or the last line of what it died with.
+    """
     try:
         done = subprocess.run(
-            [sys.executable, "-c", ASK_TORCH],
+            command,
             capture_output=True,
             text=True,
             timeout=TORCH_SECONDS,
@@ -115,7 +128,7 @@ def _ask_torch(environ: Mapping[str, str]) -> dict[str, Any] | str:
         )
     except subprocess.TimeoutExpired:
         return f"import takes more than {TORCH_SECONDS:.0f} s"
-    if done.returncode != 0:
+    if not done.stdout.strip():
         return (done.stderr.strip().splitlines() or [f"import ended with exit code {done.returncode}"])[-1]
     told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return told

@@ -27,6 +27,7 @@ from orchestrator.cli.pictures.timeline import timeline
 from orchestrator.cli.screen import Screen
 from orchestrator.cli.wording import plural
 from orchestrator.client import Client, RejectedError
+from orchestrator.spec import JobSpec
 from orchestrator.spec import schema as job_schema
 
 LIST_LIMIT = 20
@@ -72,6 +73,7 @@ def submit(
     widths = [f"scaling.num_workers={local}"] if local else []
     job_file = read_job_file(file, [*overrides, *named, *widths])
     spec = job_file.parse()
+    _warn(screen, spec)
     job_file = anchor_paths(job_file, spec, Path.cwd() if file == "-" else Path(file).resolve().parent)
     if local is not None:
         leave(run_local(screen, job_file.parse(), num_workers=local, origin=resume_from))
@@ -88,6 +90,12 @@ def submit(
         screen.emit(end)
         screen.show(result_page(end, client.samples(end.id)))
         leave(result_code(end))
+
+
+def _warn(screen: Screen, spec: JobSpec) -> None:
+    """Say what of a DeepSpeed configuration was understood, but differently from how it is written."""
+    for warning in spec.read_raw().warnings:
+        screen.aside(f"warning: {warning}", "yellow")
 
 
 def _send(client: Client, job_file: JobFile, *, key: str, resume_from: str | None) -> JobView:
@@ -135,6 +143,7 @@ def validate(
     screen = Screen(as_json=as_json)
     job_file = read_job_file(file, overrides)
     spec = job_file.parse()
+    _warn(screen, spec)
     screen.emit(spec)
     screen.show(
         Text.assemble((spec.name, "bold"), f"  {job_file.source} is valid"), facts(training_facts(spec))

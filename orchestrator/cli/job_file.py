@@ -1,5 +1,6 @@
-"""A job file as the user wrote it: read, checked before anything is sent, its relative paths made whole."""
+"""A job file as the user wrote it: read, checked before anything is sent, what it names beside it made whole."""
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Final
 from orchestrator.cli.exit_code import CliError, ExitCode
 from orchestrator.cli.wording import plural
 from orchestrator.errors import SpecError
-from orchestrator.spec import parse_spec
+from orchestrator.spec import parse_spec, written_at
 from orchestrator.spec.model import JobSpec
 from workers.contract.config import paths_of
 
@@ -65,7 +66,33 @@ def read_job_file(path: str, overrides: Sequence[str]) -> JobFile:
             f"{path}: not UTF-8 text (byte {error.start} is 0x{data[error.start]:02x})",
             code=ExitCode.BAD_INPUT,
         ) from error
-    return JobFile(text=text, source="stdin" if path == "-" else path, overrides=tuple(overrides))
+    job_file = JobFile(text=text, source="stdin" if path == "-" else path, overrides=tuple(overrides))
+    return inline_raw(job_file, Path.cwd() if path == "-" else Path(path).parent)
+
+
+def inline_raw(job_file: JobFile, directory: Path) -> JobFile:
+    """Put the DeepSpeed configuration in that `engine.raw` names as a file, relative to `directory`.
+
+    Raises CliError (BAD_INPUT) where that is no file of a JSON object.
+    """
+    try:
+        name = written_at(
+            ("engine", "raw"), job_file.text, overrides=job_file.overrides, source=job_file.source
+        )
+    except SpecError:
+        return job_file  # `parse` tells what is wrong with it
+    if not isinstance(name, str):
+        return job_file
+    path = directory / os.path.expanduser(name)  # noqa: PTH111 -- a `~nobody` that is no user's stays a name
+    try:
+        content = json.loads(_head_of(path))
+    except OSError as error:
+        raise CliError(f"engine.raw: {path}: {error.strerror or error}", code=ExitCode.BAD_INPUT) from error
+    except ValueError as error:
+        raise CliError(f"engine.raw: {path} is not JSON: {error}", code=ExitCode.BAD_INPUT) from error
+    if not isinstance(content, dict):
+        raise CliError(f"engine.raw: {path} is no JSON object", code=ExitCode.BAD_INPUT)
+    return replace(job_file, anchored=(f"engine.raw={json.dumps(content)}",))
 
 
 def anchor_paths(job_file: JobFile, spec: JobSpec, directory: Path) -> JobFile:
@@ -81,7 +108,7 @@ def anchor_paths(job_file: JobFile, spec: JobSpec, directory: Path) -> JobFile:
         for place, path in paths_of(spec).items()
         if _is_relative(path)
     ]
-    return replace(job_file, anchored=tuple(added))
+    return replace(job_file, anchored=job_file.anchored + tuple(added))
 
 
 def _is_relative(path: str) -> bool:

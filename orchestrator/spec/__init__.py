@@ -13,7 +13,7 @@ from orchestrator.spec.reader import read
 from orchestrator.spec.translate import not_yet, translate
 from orchestrator.spec.tree import Mapping, find, to_data
 
-__all__ = ["JobSpec", "locate", "parse_spec", "schema"]
+__all__ = ["JobSpec", "locate", "parse_spec", "schema", "written_at"]
 
 PROBLEM_LIMIT: Final = 50  # more are not read by anybody
 
@@ -32,6 +32,17 @@ def parse_spec(text: str | bytes, *, overrides: Sequence[str] = (), source: str 
     if later:
         raise SpecError(later)
     return spec
+
+
+def written_at(
+    path: Sequence[str], text: str | bytes, *, overrides: Sequence[str] = (), source: str = "job.yaml"
+) -> Any:
+    """Return what a job file says at one place, None where it says nothing. Raises SpecError."""
+    root = _root(text, source)
+    for argument in overrides:
+        apply_override(root, argument)
+    found = find(root, tuple(path))
+    return to_data(found.node) if found.path == tuple(path) else None
 
 
 def _root(text: str | bytes, source: str) -> Mapping:

@@ -140,6 +140,14 @@ def uneven_frozen_net() -> Net:
     return net
 
 
+def wide_net() -> Net:
+    """Weights of 1,200 elements at odd places: one block twice, one frozen."""
+    twice, frozen = Block(200), Block(201)
+    for parameter in frozen.parameters():
+        parameter.requires_grad_(requires_grad=False)
+    return Net([twice, frozen, twice])
+
+
 class TableNet(Net):
     """A table that the constructor computes and no checkpoint holds, and a persistent counter; B047."""
 
@@ -271,6 +279,7 @@ MORE_NETS: Final[Mapping[str, Callable[[], nn.Module]]] = {
     "rank_dependent": RankDependentNet,
     "experts": lambda: Net([Experts(), Block(), Experts()]),
     "adapters": adapter_net,
+    "wide": wide_net,
 }
 
 

@@ -15,11 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver as mp_forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from workers.agent.preload import PRELOAD
 from workers.agent.sweep import MARK, marked, sweep
 from workers.agent.warden import warden_main
+from workers.scratch import sweep as remove_abandoned
 
 
 class ColdForkserverError(Exception):
@@ -34,11 +36,12 @@ class WarmForkserver:
         environment: Mapping[str, str],
         *,
         preloaded: Sequence[str] = PRELOAD,
+        scratch: str | None = None,
         seconds: float = 120.0,
     ) -> None:
         """Start it with `environment` added to ours, and wait until it has imported what is `preloaded`.
 
-        Raises ColdForkserverError.
+        Raises ColdForkserverError. `scratch` is where ranks put files that go with them (`workers.scratch`).
 
         The environment of this process changes for good: everything below must inherit the mark.
         """
@@ -53,11 +56,12 @@ class WarmForkserver:
         )
         os.environ[MARK] = self.mark
         self._sockets = _socket_directory()
+        self._scratch = scratch
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(preloaded))
         receiver, sender = self._context.Pipe(duplex=False)
         try:
-            self.warden = self.fork(warden_main, self.mark, self._sockets, tuple(preloaded), sender)
+            self.warden = self.fork(warden_main, self.mark, self._sockets, scratch, tuple(preloaded), sender)
             sender.close()
             if not receiver.poll(seconds):
                 raise ColdForkserverError(f"not warm within {seconds:g} s")
@@ -92,6 +96,11 @@ class WarmForkserver:
         warden = self.warden.pid
         assert warden is not None
         return sweep(self.mark, spare=(self.pid, warden, *spare))
+
+    def sweep_files(self) -> None:
+        """Remove what ranks that are gone have left in their scratch directories."""
+        if self._scratch is not None:
+            remove_abandoned(Path(self._scratch))
 
     def stop(self, *, seconds: float = 10.0) -> list[int]:
         """End everything, the server last; return what would not go within `seconds`."""

@@ -81,7 +81,7 @@ class RankProcess:
         return said
 
     def end(self, spare: tuple[int, ...]) -> None:
-        """Kill the rank with all that it started; what it said before can still be taken."""
+        """Kill the rank with all that it started, and remove its scratch files; what it said before can still be taken."""
         if not self.is_gone:
             self._process.kill()
         with contextlib.suppress(
@@ -90,6 +90,7 @@ class RankProcess:
             os.killpg(self.pid, signal.SIGKILL)
         self._server.sweep(spare)
         self._process.join()
+        self._server.sweep_files()
         self._reader.join(timeout=_LAST_WORDS_SECONDS)
         self._conn.close()
 

@@ -88,7 +88,9 @@ def _installed_version() -> str:
 def _run(request: LaunchRequest, seat: Seat, postbox: Postbox, waker: Waker) -> Problem | None:
     try:
         server = WarmForkserver(
-            rank_environment(request), preloaded=preload(request.config.engine.kind, request.config.model)
+            rank_environment(request),
+            preloaded=preload(request.config.engine.kind, request.config.model),
+            scratch=request.config.engine.offload.nvme_path,
         )
     except ColdForkserverError as error:
         return FailureClass.INTERNAL, f"its forkserver did not start: {error}"

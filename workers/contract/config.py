@@ -79,8 +79,6 @@ NOT_YET: Final[Mapping[str, Mapping[str, str]]] = {
     "data.kind": {"hf": "save the data set as JSON lines or Parquet, and use `jsonl` or `parquet`"},
     "engine.kind": {"auto": "name the engine: `fsdp` or `ddp`"},
     "engine.zero_stage": {"auto": "name the stage: 3 (or 2) for `fsdp`, 0 for `ddp`"},
-    "engine.offload.optimizer": {"nvme": "use `cpu`"},
-    "engine.offload.params": {"nvme": "use `cpu`"},
     "failure.on_oom": {"replan": "use `fail`"},
     "failure.on_nan": {"rollback": "use `fail`", "skip": "use `fail`"},
     "queue.preemptible": {"True": "leave it out: this version admits first come, first served"},

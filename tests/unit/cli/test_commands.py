@@ -137,6 +137,13 @@ def test_with_json_an_error_is_one_object_on_stdout(run: Run) -> None:
     assert len(told["problems"]) == 2
 
 
+def test_validate_says_what_of_a_deepspeed_configuration_has_no_effect(run: Run) -> None:
+    engine = "engine: {kind: deepspeed, raw: {bfloat16: {enabled: true}, steps_per_print: 10}}\n"
+    told = run("validate", "-", stdin=JOB + engine).stderr
+    assert "warning: engine.raw.bfloat16.enabled is an old spelling of bf16.enabled" in told
+    assert "warning: engine.raw.steps_per_print has no effect" in told
+
+
 def test_validate_prints_the_file_with_every_default_filled_in(run: Run) -> None:
     (told,) = objects(run("validate", "-", "--set", "train.steps=7", "--json", stdin=JOB))
     assert told["train"]["steps"] == 7

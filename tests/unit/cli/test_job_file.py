@@ -110,3 +110,43 @@ def test_a_tilde_of_no_user_is_a_name_like_others(tmp_path: Path) -> None:
     spec = anchor_paths(given, given.parse(), tmp_path).parse()
     assert spec.data.kind == "text"
     assert spec.data.path == str(tmp_path / "~nobody-of-this-name" / "corpus")
+
+
+DEEPSPEED = TEXT + "engine: {kind: deepspeed, raw: ds.json}\n"
+
+
+def read_beside(directory: Path, text: str, raw: str) -> JobFile:
+    (directory / "ds.json").write_text(raw)
+    (directory / "job.yaml").write_text(text)
+    return read_job_file(str(directory / "job.yaml"), [])
+
+
+def test_a_deepspeed_configuration_is_read_from_the_file_that_the_job_names(tmp_path: Path) -> None:
+    raw = '{"zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8}, "train_batch_size": "auto"}'
+    job = read_beside(tmp_path, DEEPSPEED, raw)
+    spec = anchor_paths(job, job.parse(), tmp_path).parse()
+    assert spec.read_raw().tuning == {"reduce_bucket_size": 5e8}
+    assert spec.read_raw().problems == ()
+
+
+def test_what_it_contradicts_is_named_with_both_places_and_our_own_override_is_not(tmp_path: Path) -> None:
+    with pytest.raises(CliError) as caught:
+        read_beside(tmp_path, DEEPSPEED, '{"train_batch_size": 7}').parse()
+    (problem,) = caught.value.problems
+    assert "engine.raw.train_batch_size is 7 and train.batch.global_sequences is 32" in problem
+    assert "--set" not in problem
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"), [("{", "ds.json is not JSON"), ("[1]", "ds.json is no JSON object")]
+)
+def test_what_is_no_deepspeed_configuration_is_bad_input(tmp_path: Path, raw: str, told: str) -> None:
+    with pytest.raises(CliError, match=told) as caught:
+        read_beside(tmp_path, DEEPSPEED, raw)
+    assert caught.value.code is ExitCode.BAD_INPUT
+
+
+def test_a_deepspeed_configuration_that_is_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(DEEPSPEED)
+    with pytest.raises(CliError, match=r"engine.raw: .*ds.json: No such file"):
+        read_job_file(str(tmp_path / "job.yaml"), [])

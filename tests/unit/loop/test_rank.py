@@ -1,5 +1,6 @@
 """What a rank leaves in its log when it ends."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -40,3 +41,14 @@ def test_the_end_of_a_peer_leaves_one_line_and_the_message_keeps_the_traceback(
         == "shardyard: ended because another rank did (RuntimeError: Connection closed by peer [127.0.0.1]:4)"
     )
     assert "join" in failed.traceback
+
+
+def test_a_log_on_a_full_disk_does_not_keep_the_error_from_being_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    full = SimpleNamespace(write=lambda text: os.write(descriptor, text.encode()), flush=lambda: None)
+    monkeypatch.setattr("sys.stderr", full)
+    failed = end_with(OSError(28, "No space left on device"), monkeypatch)
+    os.close(descriptor)
+    assert failed.error_type == "OSError"

@@ -11,15 +11,10 @@ from workers.contract.batch import plan_batch
 from workers.contract.config import Engine, TrainingConfig
 from workers.engines.deepspeed import library
 from workers.engines.deepspeed.configuration import Files, ModelSize, configuration
+from workers.engines.deepspeed.disk import check_lockable, check_written, scratch_directory
 from workers.engines.deepspeed.engine import DeepSpeedEngine
 from workers.engines.deepspeed.module import Cutter, LaidOut, keep_buffers, lay_out, normalise_in_fp32
-from workers.engines.deepspeed.nvme import (
-    FileStates,
-    check_lockable,
-    copy_on_one_rank,
-    read_each_once,
-    scratch_directory,
-)
+from workers.engines.deepspeed.nvme import FileStates, copy_on_one_rank, param_sizes, read_each_once
 from workers.engines.deepspeed.optimizer import FragmentOptimizer
 from workers.engines.deepspeed.partitions import FlatPartitions, Partitions, Replicas, SlicedPartitions
 from workers.engines.forward_order import ForwardOrder
@@ -81,18 +76,21 @@ def build_deepspeed(
     if stage == 3:
         gathered = {name: part for name, part in module.named_modules() if name and part._parameters}
         ForwardOrder(module, gathered, world)
-    return DeepSpeedEngine(
+    states = FileStates(ds_engine.optimizer, optimizer)
+    engine = DeepSpeedEngine(
         task=task,
         laid_out=laid_out,
         names=names,
         ds_engine=ds_engine,
         optimizer=optimizer,
         partitions=_partitions(stage, ds_engine, laid_out, world),
-        files=FileStates(ds_engine.optimizer, optimizer),
+        files=states,
         train=config.train,
         world=world,
         stage=stage,
     )
+    check_written(states.sizes() | param_sizes(module.parameters()))
+    return engine
 
 
 def _size(module: nn.Module) -> ModelSize:

@@ -4,20 +4,12 @@ A checkpoint reads and writes tensors in place. So what lies in files is lent as
 wrote into them goes back into the files.
 """
 
-import ctypes
-import mmap
-import os
-import resource
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from torch import nn
-
-from workers.errors import ConfigError
-from workers.scratch import claim
 
 MASTER: Final = "master"  # beside the names of an optimizer's moments
 
@@ -71,6 +63,17 @@ class FileStates:
         """Return the host memory through which state goes to files and comes back."""
         return list(self._zero.optimizer_swapper.swap_buffer_manager.all_buffers) if self._groups else []
 
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes that each file of states has to hold, by path."""
+        if not self._groups:
+            return {}
+        swapper = self._zero.optimizer_swapper
+        return {
+            path: swapper._io_aligned_numel(info.numel()) * swapper.swap_element_size
+            for info in swapper.swap_params_info.values()
+            for path in info.get_swap_paths()
+        }
+
     def _keep_gradients(
         self,
         parameter: torch.Tensor,
@@ -116,6 +119,17 @@ def read_each_once(swapper: Any) -> None:
     swapper.swap_in = swap_in_once
 
 
+def param_sizes(parameters: Iterable[nn.Parameter]) -> dict[str, int]:
+    """Return the bytes that the file of each parameter has to hold, by path; none for those without one."""
+    sizes = {}
+    for parameter in parameters:
+        swapper: Any = getattr(parameter, "nvme_swapper", None)
+        if swapper is not None and parameter.ds_tensor.final_location == "nvme":  # type: ignore[attr-defined]
+            numel = swapper._io_aligned_numel(swapper.param_id_to_numel[parameter.ds_id])  # type: ignore[attr-defined]
+            sizes[swapper.get_path(parameter)] = numel * swapper.swap_element_size
+    return sizes
+
+
 def copy_on_one_rank(
     gather: Callable[[Sequence[nn.Parameter]], Any],
 ) -> Callable[[Sequence[nn.Parameter]], Any]:
@@ -133,42 +147,3 @@ def copy_on_one_rank(
         return handle
 
     return gather_copies
-
-
-def scratch_directory(nvme_path: str) -> Path:
-    """Return a directory for this rank's files, which go when it ends. Raises ConfigError where they cannot lie there."""
-    try:
-        directory = claim(Path(nvme_path))
-    except OSError as error:
-        raise ConfigError(f"engine.offload.nvme_path {nvme_path}: {error.strerror or error}") from error
-    probe = directory / "probe"
-    try:
-        os.close(os.open(probe, os.O_CREAT | os.O_RDWR | os.O_DIRECT))
-    except OSError as error:
-        raise ConfigError(
-            f"engine.offload.nvme_path {nvme_path}: its file system has no direct access (O_DIRECT: {error.strerror}); "
-            "name a directory on a local disk"
-        ) from error
-    finally:
-        probe.unlink(missing_ok=True)
-    return directory
-
-
-def check_lockable(num_bytes: int) -> None:
-    """Raise ConfigError where this process may not lock `num_bytes`: DeepSpeed would die of it without a word."""
-    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
-    libc = ctypes.CDLL(None, use_errno=True)
-    with mmap.mmap(-1, max(num_bytes, mmap.PAGESIZE)) as memory:
-        view = ctypes.c_char.from_buffer(memory)
-        address, size = ctypes.c_void_p(ctypes.addressof(view)), ctypes.c_size_t(len(memory))
-        is_locked = libc.mlock(address, size) == 0
-        if is_locked:
-            libc.munlock(address, size)
-        del view
-    if not is_locked:
-        raise ConfigError(
-            f"engine.offload: nvme locks {num_bytes / 1e6:.0f} MB of memory for its buffers, and the limit is "
-            f"{hard / 1e6:.0f} MB; raise it on the nodes (`ulimit -l`, LimitMEMLOCK, or --ulimit memlock=-1)"
-        )
