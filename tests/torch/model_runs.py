@@ -9,9 +9,10 @@ import torch
 from engine_runs import ENGINES, whole
 from sharded_states import make_saver, resume_at
 
+from workers.checkpointing.load import load
 from workers.contract.config import TrainingConfig
 from workers.data.dataset import Batch
-from workers.engines import Engine, WeightedBatch, build_engine
+from workers.engines import WeightedBatch, build_engine
 from workers.models import load_task
 from workers.schedule import learning_rate
 from workers.world import World
@@ -120,14 +121,9 @@ class Trained(NamedTuple):
 
 def train(world: World, job: Job) -> Trained:
     """Train four steps, a sequence at a time."""
-    if job.model["kind"] == "task":
-        life()
-    engine_, losses = _trained(world, job)
-    state = engine_.state()
-    weights = {
-        name.removeprefix("model."): whole(t) for name, t in state.items() if name.startswith("model.")
-    }
-    return Trained(losses, weights, sorted(name for name in state if name.endswith(".step")))
+    trainer = Trainer(world, job)
+    losses = [trainer.step(step) for step in range(STEPS)]
+    return Trained(losses, trainer.weights(), trainer.stepped())
 
 
 def train_all(world: World, jobs: list[Job]) -> list[Trained]:
@@ -136,34 +132,67 @@ def train_all(world: World, jobs: list[Job]) -> list[Trained]:
 
 
 def train_and_save(world: World, jobs: Mapping[str, Job]) -> dict[str, dict[str, torch.Tensor]]:
-    """Train each job, save it into the directory that is its key, and return its weights, buffers included."""
+    """Train each job, save it into the directory that is its key, and return its weights."""
     weights = {}
     for run_dir, job in jobs.items():
-        if job.model["kind"] == "task":
-            life()
-        engine_, _ = _trained(world, job)
-        state = engine_.state()
-        make_saver(world, run_dir).save_final(state, engine_.aliases(), resume_at(STEPS))
-        weights[run_dir] = {
-            name.removeprefix("model."): whole(t) for name, t in state.items() if name.startswith("model.")
-        }
+        trainer = Trainer(world, job)
+        for step in range(STEPS):
+            trainer.step(step)
+        trainer.save(run_dir, STEPS)
+        weights[run_dir] = trainer.weights()
     return weights
 
 
-def _trained(world: World, job: Job) -> tuple[Engine, list[float]]:
-    config = job.config()
-    task = load_task(config)
-    engine_ = build_engine(config, task, world)
-    share = SEQUENCES // world.world_size
-    losses = []
-    for step in range(STEPS):
-        first = step * SEQUENCES + world.rank * share
-        batches = [job.batch(range(i, i + 1)) for i in range(first, first + share)]
-        weighted = [
-            WeightedBatch(batch=batch, num_tokens=task.num_tokens(batch), seed=first) for batch in batches
-        ]
-        losses.append(engine_.train_step(weighted, learning_rate=learning_rate(step, config.train)).loss)
-    return engine_, losses
+def go_on_from(
+    world: World, run_dir: str, first: Job, others: list[Job]
+) -> tuple[list[float], list[list[float]]]:
+    """Train `first`, saved half-way; then go on with each of `others` from there. Returns the losses of the second half."""
+    trainer, half = Trainer(world, first), STEPS // 2
+    for step in range(half):
+        trainer.step(step)
+    name = trainer.save(run_dir, half)
+    straight = [trainer.step(step) for step in range(half, STEPS)]
+    resumed = []
+    for job in others:
+        other = Trainer(world, job, will_load=True)
+        load(run_dir, name, other.engine.state())
+        other.engine.after_load()
+        resumed.append([other.step(step) for step in range(half, STEPS)])
+    return straight, resumed
+
+
+class Trainer:
+    """An engine of a job with its samples, step by step."""
+
+    def __init__(self, world: World, job: Job, *, will_load: bool = False) -> None:
+        if job.model["kind"] == "task":
+            life()
+        self._world, self._job, self._config = world, job, job.config()
+        self._task = load_task(self._config)
+        self.engine = build_engine(self._config, self._task, world, will_load=will_load)
+
+    def step(self, step: int) -> float:
+        """Train this rank's share, a sequence at a time; return the loss."""
+        share = SEQUENCES // self._world.world_size
+        first = step * SEQUENCES + self._world.rank * share
+        batches = [self._job.batch(range(i, i + 1)) for i in range(first, first + share)]
+        weighted = [WeightedBatch(batch=b, num_tokens=self._task.num_tokens(b), seed=first) for b in batches]
+        return self.engine.train_step(weighted, learning_rate=learning_rate(step, self._config.train)).loss
+
+    def save(self, run_dir: str, step: int) -> str:
+        """Publish a checkpoint; return its name."""
+        saver = make_saver(self._world, run_dir)
+        return saver.save_final(self.engine.state(), self.engine.aliases(), resume_at(step))
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Whole parameters by the module's own names; collective."""
+        state = self.engine.state().items()
+        return {name.removeprefix("model."): whole(t) for name, t in state if name.startswith("model.")}
+
+    def stepped(self) -> list[str]:
+        """The parameters that the optimizer has a state of."""
+        names = [name for name in self.engine.state() if name.endswith(".step")]
+        return sorted(name.removeprefix("optimizer.").removesuffix(".step") for name in names)
 
 
 def train_outside(

@@ -116,11 +116,12 @@ class WarmForkserver:
 
 
 def stop_forkserver() -> None:
-    """End the forkserver of this process, if there is one; the next fork would start another."""
+    """End the forkserver of this process, if there is one; the next fork would start another, with its own directory."""
     server = _server()
     if server._forkserver_pid is not None:
         os.kill(server._forkserver_pid, signal.SIGKILL)
         server._stop()
+    multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]  # private, as below
 
 
 def _socket_directory() -> str:

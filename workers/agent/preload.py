@@ -53,7 +53,7 @@ DEEPSPEED: Final = (
 
 # What `model.kind: hf` imports on top, but for the one module of its architecture. It takes seconds, too.
 HF: Final = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto")
-LORA: Final = ("peft",)
+LORA: Final = ("peft", "peft.utils.transformers_weight_conversion")
 
 
 def preload(engine_kind: str, model: LlamaModel | HfModel | TaskModel | None = None) -> tuple[str, ...]:

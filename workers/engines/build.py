@@ -1,5 +1,6 @@
 """From a job file's `engine` to an engine: the module is built, cut into units, and its weights laid out one by one."""
 
+from functools import partial
 from typing import assert_never
 
 from torch import nn
@@ -16,7 +17,7 @@ from workers.engines.native import NativeEngine
 from workers.engines.units import sharding_units
 from workers.engines.weights import InitialWeights
 from workers.errors import ConfigError
-from workers.models.task import Task
+from workers.models.task import Task, is_base
 from workers.random_streams import seed_streams
 from workers.world import World
 
@@ -29,7 +30,7 @@ def build_engine(config: TrainingConfig, task: Task, world: World, *, will_load:
     that built different weights.
     """
     module = _build_module(config.train.seed, task)
-    names = read_names(module)
+    names = read_names(module, partial(is_base, task))
     weights = InitialWeights(task, module, will_load=will_load)
     blocks = task.blocks(module)
     units = sharding_units(module, blocks)

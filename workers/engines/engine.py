@@ -60,7 +60,8 @@ class Engine(Protocol):
 
         `model.<fqn>` is the fp32 master, `optimizer.<fqn>.<moment>` and `optimizer.<fqn>.step` the optimizer's state of a
         trainable parameter, `buffer.<fqn>` a persistent buffer; with fp16 `scaler.scale` (0-dim fp32) and
-        `scaler.good_steps` (0-dim int64). Complete from construction on; not collective.
+        `scaler.good_steps` (0-dim int64). The base of an `AdapterTask` is not in it. Complete from construction on; not
+        collective.
         """
         ...
 

@@ -1,6 +1,6 @@
 """What a module calls its tensors, read once before an engine changes the module."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -12,10 +12,12 @@ class ModuleNames:
 
     aliases: Mapping[str, str]  # tied name -> stored name, both with their `model.` or `buffer.` prefix
     persistent_buffers: frozenset[str]
+    base: frozenset[str]  # frozen parameters that no checkpoint holds (see `AdapterTask`)
 
 
-def read_names(module: nn.Module) -> ModuleNames:
-    """Read the names of a module as its task built it."""
+def read_names(module: nn.Module, is_base: Callable[[str], bool] = lambda name: False) -> ModuleNames:
+    """Read the names of a module as its task built it, with what the task says of its base."""
+    base = frozenset(name for name, _ in module.named_parameters() if is_base(name))
     aliases: dict[str, str] = {}
     stored: dict[int, str] = {}
     for prefix, tensors in (
@@ -28,9 +30,8 @@ def read_names(module: nn.Module) -> ModuleNames:
                 aliases[f"{prefix}.{name}"] = first
     saved = module.state_dict().keys()
     buffers = frozenset(name for name, _ in module.named_buffers() if name in saved)
-    kept = {
-        alias: first
-        for alias, first in aliases.items()
-        if first.startswith("model.") or first.removeprefix("buffer.") in buffers
+    saved_names = {f"buffer.{name}" for name in buffers} | {
+        f"model.{name}" for name, _ in module.named_parameters() if name not in base
     }
-    return ModuleNames(aliases=kept, persistent_buffers=buffers)
+    kept = {alias: first for alias, first in aliases.items() if first in saved_names}
+    return ModuleNames(aliases=kept, persistent_buffers=buffers, base=base)

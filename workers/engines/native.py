@@ -78,7 +78,8 @@ class NativeEngine:
         """See `Engine`."""
         tensors: dict[str, torch.Tensor] = {}
         for parameter in self._layout.parameters:
-            tensors[f"model.{parameter.name}"] = parameter.as_global(parameter.master.detach())
+            if parameter.name not in self._names.base:
+                tensors[f"model.{parameter.name}"] = parameter.as_global(parameter.master.detach())
         for parameter in self._trainable:
             for key, value in self._optimizer.state[parameter.master].items():
                 lies_as_master = key != "step"

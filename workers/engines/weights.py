@@ -8,7 +8,7 @@ import xxhash
 from torch import nn
 
 from workers.errors import ConfigError
-from workers.models.task import DeferredTask, Task
+from workers.models.task import DeferredTask, Task, is_base
 from workers.world import World
 
 
@@ -23,7 +23,7 @@ class InitialWeights:
         """Local, keeps the memory of what `task.build` filled. Raises ConfigError for what nobody can fill.
 
         With `will_load` a checkpoint follows, and weights that come by name are zeros: nobody makes or reads them anew
-        each time that a job goes on.
+        each time that a job goes on, but those that the checkpoint does not hold.
         """
         self._task = task
         self._will_load = will_load
@@ -51,7 +51,7 @@ class InitialWeights:
         """
         if name in self._built:
             value = self._built.pop(name)
-        elif self._will_load:
+        elif self._will_load and not is_base(self._task, name):
             return torch.zeros(
                 parameter.shape, dtype=parameter.dtype
             )  # pages that nobody touches are not there

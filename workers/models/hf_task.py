@@ -27,7 +27,7 @@ from workers.models.llama import within_documents
 
 @dataclass(slots=True, kw_only=True)
 class HfTask:
-    """Fulfils `DeferredTask`. Labels of -100 do not count."""
+    """Fulfils `DeferredTask`, and with adapters `AdapterTask`. Labels of -100 do not count."""
 
     model: HfModel
     data: TokenData
@@ -59,6 +59,10 @@ class HfTask:
         if self.stored is not None:
             return self.stored.read(original_name(name), body=self._body)
         return self._drawn.draw(name, self._initialise, by_parents=True)
+
+    def is_base(self, name: str) -> bool:
+        """See `AdapterTask`. A checkpoint of adapters is small, and needs the model that it was made for."""
+        return self.model.lora is not None and ".lora_" not in name
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         """Return the decoder layers: the longest list of modules that lies in no other one, as experts do in theirs."""

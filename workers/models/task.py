@@ -24,7 +24,7 @@ from torch import nn
 from workers.data.dataset import Batch, Dataset
 from workers.errors import ConfigError
 
-__all__ = ["Batch", "Dataset", "DeferredTask", "Task", "TaskError"]
+__all__ = ["AdapterTask", "Batch", "Dataset", "DeferredTask", "Task", "TaskError", "is_base"]
 
 
 class TaskError(ConfigError):
@@ -84,3 +84,17 @@ class DeferredTask(Task, Protocol):
         go of before the next. A tied one is asked for under its first name.
         """
         ...
+
+
+@runtime_checkable
+class AdapterTask(DeferredTask, Protocol):
+    """A task that trains small parts within a large model that stays as it is, and lies where every start can read it."""
+
+    def is_base(self, name: str) -> bool:
+        """True for a frozen parameter that no checkpoint holds: `initial_weight` gives it again, also when a job goes on."""
+        ...
+
+
+def is_base(task: Task, name: str) -> bool:
+    """Return whether `name` is a parameter that checkpoints of `task` leave out."""
+    return isinstance(task, AdapterTask) and task.is_base(name)

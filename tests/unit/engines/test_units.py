@@ -77,3 +77,12 @@ def test_tied_names_point_to_the_stored_one_and_only_persistent_buffers_count() 
 )
 def test_only_a_norm_above_the_limit_is_scaled(norm: float, limit: float | None, factor: float) -> None:
     assert clip_factor(norm, limit) == pytest.approx(factor)
+
+
+def test_a_name_that_is_tied_to_the_base_is_no_alias_of_a_checkpoint() -> None:
+    module = net(3)
+    module[1][0].weight = module[0][0].weight
+    module[2][0].bias = module[1][0].bias
+    names = read_names(module, is_base=lambda name: name.startswith("0."))
+    assert names.base == {"0.0.weight", "0.0.bias"}
+    assert names.aliases == {"model.2.0.bias": "model.1.0.bias"}

@@ -108,6 +108,8 @@ class DeepSpeedEngine:
         lies = self._lies()
         tensors: dict[str, torch.Tensor] = {}
         for name, shape in self._laid_out.shapes.items():
+            if name in self._names.base:
+                continue
             if name in self._laid_out.frozen:
                 tensors[f"model.{name}"] = self._laid_out.frozen[name].state()
                 continue
