@@ -101,13 +101,17 @@ class Client:
         overrides: Sequence[str] = (),
         source: str = "job.yaml",
         idempotency_key: str | None = None,
+        resume_from: str | None = None,
     ) -> JobView:
-        """Submit the text of a job file; `source` is its name in messages.
+        """Submit the text of a job file; `source` is its name in messages, `resume_from` (`JOB@STEP`) makes it a fork.
 
         The same key and body give the same job again. Raises RejectedError (with problems) and ConflictError.
         """
         headers = {IDEMPOTENCY_HEADER: idempotency_key} if idempotency_key else {}
-        body = SubmitBody(spec=spec, overrides=overrides, source=source)
+        try:
+            body = SubmitBody(spec=spec, overrides=overrides, source=source, resume_from=resume_from)
+        except ValidationError as error:
+            raise RejectedError(f"{resume_from!r} is no JOB or JOB@STEP") from error
         return self._wire.post(API_PREFIX + "/jobs", JobView.from_json, body=body, headers=headers)
 
     def validate(self, spec: str, *, overrides: Sequence[str] = (), source: str = "job.yaml") -> ValidView:

@@ -14,6 +14,7 @@ from typing import Final
 from orchestrator.admission import Ask, Grant, admit
 from orchestrator.cluster import Capacity, RayBackend, RayUnavailable
 from orchestrator.errors import StaleVersionError
+from orchestrator.forks import let_go
 from orchestrator.gang import Gang
 from orchestrator.generation_keeper import GenerationKeeper
 from orchestrator.job import Job
@@ -169,7 +170,7 @@ class Controller:
         pause = min(2.0 ** min(count - 1, 10), _ERROR_PAUSE_LIMIT_SECONDS)
         self._trouble[job.id] = _Trouble(count=count, retry_at=self._monotonic() + pause)
         if count >= ERROR_LIMIT:
-            self._apply(job, Broken(reason=f"{type(error).__name__}: {error}"))
+            let_go(self._apply(job, Broken(reason=f"{type(error).__name__}: {error}")), self._store.origin)
 
     def _admit(self, capacity: Capacity) -> None:
         """Give places to those who wait, and tell the others what they wait for."""

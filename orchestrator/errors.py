@@ -49,6 +49,14 @@ class FileNotServedError(OrchestratorError):
     """A log is asked for by a name that is not one of ours, or that does not exist."""
 
 
+class CheckpointNotFoundError(OrchestratorError):
+    """A job has no published checkpoint of this step or name."""
+
+
+class StorageUnavailableError(OrchestratorError):
+    """The storage of a run does not answer, or not as storage does."""
+
+
 class IdempotencyConflictError(OrchestratorError):
     """The idempotency key was used before, with another body."""
 

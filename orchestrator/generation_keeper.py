@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import assert_never
 
 from orchestrator.cluster import RayBackend, RayJobStatus
+from orchestrator.forks import let_go
 from orchestrator.intake import take_spool, token_digest
 from orchestrator.job import Generation, GenerationState, Job, ray_job_id
 from orchestrator.job_inputs import Input, Lost, Released, Submitted
@@ -102,7 +103,7 @@ class GenerationKeeper:
                 self._patience.restart(job.id, "lost", str(number))
             case MarkReleased():
                 self._tokens.pop(job.id, None)
-                self._apply(job, Released(generation=number))
+                let_go(self._apply(job, Released(generation=number)), self._store.origin)
             case _:
                 assert_never(action)
 
@@ -138,6 +139,8 @@ class GenerationKeeper:
             gpus_per_worker=generation.gang.gpus_per_worker,
             config=job.spec.training(),
             run_dir=job.run_dir,
+            origin=self._store.origin(job.id),
+            storage_url=None if job.storage == job.run_dir else job.storage,
             counters=job.counters,
             version=version("shardyard"),
             report_url=self._policy.report_url,
@@ -169,6 +172,6 @@ class GenerationKeeper:
         take_spool(self._store, job, spooled, now=self._now())
         return self._store.job(job.id)
 
-    def _apply(self, job: Job, happened: Input) -> None:
+    def _apply(self, job: Job, happened: Input) -> Job:
         with self._store.unit(job.id) as unit:
-            unit.save(transition(unit.job, happened, now=self._now()))
+            return unit.save(transition(unit.job, happened, now=self._now()))

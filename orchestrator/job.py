@@ -9,6 +9,7 @@ from orchestrator.gang import Gang
 from orchestrator.spec.model import JobSpec
 from workers.contract.events import Event, JobResult
 from workers.contract.failure import Verdict
+from workers.contract.location import is_url, join
 from workers.contract.report import Phase
 from workers.contract.restart import Counters
 
@@ -104,6 +105,12 @@ class Job:
     def world_size(self) -> int:
         """Ranks of the newest generation; 0: never granted."""
         return self.current.gang.workers if self.current else 0
+
+    @property
+    def storage(self) -> str:
+        """Where its checkpoints lie: below the URL that the job file names, else in the run directory."""
+        path = self.spec.checkpoint.storage_path
+        return join(path, self.id) if is_url(path) else self.run_dir
 
     @property
     def holds_resources(self) -> bool:

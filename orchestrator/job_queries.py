@@ -1,4 +1,4 @@
-"""What the service is asked and what it answers, as values: pages, logs, checkpoints."""
+"""What the service is asked and what it answers, as values: pages and logs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -87,22 +87,6 @@ class LogPart:
     offset: int
     next_offset: int
     size_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFile:
-    """A published checkpoint, as its manifest describes it."""
-
-    name: str
-    step: int
-    generation: int
-    attempt: int
-    round: int
-    parent: str | None
-    world_size: int
-    tokens_seen: int
-    total_bytes: int
-    published_at: datetime  # the manifest's file time, for people only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,19 @@
 """The use cases: what a person or a driver may ask of the control plane. Knows no HTTP and no Ray."""
 
+import hashlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final
 
 from orchestrator import spec as job_file
 from orchestrator.errors import NotAuthorizedError, SpecError
+from orchestrator.forks import check_fork, choose_origin, hold_origin, let_go
 from orchestrator.intake import answer, take_report, token_digest
 from orchestrator.job import Job, JobState
 from orchestrator.job_inputs import CancelRequested
 from orchestrator.job_queries import (
-    CheckpointFile,
     JobList,
     JobQuery,
     LogFile,
@@ -28,10 +30,14 @@ from orchestrator.metrics import LiveJob
 from orchestrator.roots import Placed, Roots, place
 from orchestrator.run_dir.checkpoints import list_checkpoints
 from orchestrator.run_dir.logs import list_logs, read_log
+from orchestrator.spec.model import JobSpec
 from orchestrator.store import Store
 from orchestrator.transition import transition
 from workers.contract.events import Event, EventKind
+from workers.contract.fork import split_reference
+from workers.contract.launch import Origin
 from workers.contract.report import Desired, Report
+from workers.contract.stored import StoredCheckpoint
 
 __all__ = ["Roots", "Service"]
 
@@ -71,39 +77,44 @@ class Service:
         overrides: Sequence[str] = (),
         source: str = "job.yaml",
         idempotency_key: str | None = None,
+        resume_from: str | None = None,
     ) -> Submitted:
-        """Queue a job. Raises SpecError, IdempotencyConflictError."""
+        """Queue a job; `resume_from`, `JOB` or `JOB@STEP`, makes it a fork of that checkpoint.
+
+        Raises SpecError, IdempotencyConflictError; of a fork also JobNotFoundError, CheckpointNotFoundError,
+        StorageUnavailableError.
+        """
         placed = self._understand(text, overrides, source)
-        now = self._now()
-        job_id = new_job_id()
-        job = Job(
-            id=job_id,
-            spec=placed.spec,
-            run_dir=str(placed.storage_dir / job_id),
-            reason="just submitted",
-            created_at=now,
-            updated_at=now,
-            next_sequence=1,
+        digest = _digest(placed.spec, resume_from)
+        # Asked first: a name that meant another job may mean the fork itself by now.
+        known = self._store.known(idempotency_key, digest) if idempotency_key is not None else None
+        if known is not None:
+            return Submitted(job=known, created=False)
+        origin = None
+        if resume_from is not None:
+            with _located(text, overrides, source):
+                origin = self._origin(resume_from, placed.spec, source)
+        job = _new_job(placed, now=self._now())
+        if origin is not None:
+            hold_origin(origin, job.id)
+        stored, created = self._store.create(
+            job, [_birth(job, origin)], key=idempotency_key, digest=digest, origin=origin
         )
-        born = Event(
-            kind=EventKind.STATE,
-            generation=0,
-            sequence=0,
-            at=now,
-            message=f"submitted as {job.name}",
-            data={"old": None, "new": JobState.QUEUED.value, "reason": ""},
-        )
-        stored, created = self._store.create(job, [born], key=idempotency_key, digest=placed.spec.digest())
         if created:
             self._notify()
         return Submitted(job=stored, created=created)
 
+    def _origin(self, reference: str, spec: JobSpec, source: str) -> Origin:
+        name, wanted = split_reference(reference)
+        parent = self._store.find(name)
+        checkpoint = choose_origin(parent, wanted)
+        check_fork(parent, checkpoint, spec, where=source)
+        return Origin(job_id=parent.id, run=parent.storage, checkpoint=checkpoint.name)
+
     def _understand(self, text: str, overrides: Sequence[str], source: str) -> Placed:
         spec = job_file.parse_spec(text, overrides=overrides, source=source)
-        try:
+        with _located(text, overrides, source):
             return place(spec, self._roots, source=source)
-        except SpecError as error:
-            raise job_file.locate(error.problems, text, overrides=overrides, source=source) from error
 
     def get(self, reference: str) -> Job:
         """Return the job."""
@@ -119,6 +130,7 @@ class Service:
         with self._store.unit(found.id) as unit:
             change = transition(unit.job, CancelRequested(by=by, reason=reason), now=self._now())
             job = unit.save(change)
+        let_go(job, self._store.origin)
         self._notify()
         return job
 
@@ -151,9 +163,9 @@ class Service:
         """Read a part of a log; a negative offset counts from the end. Raises FileNotServedError."""
         return read_log(self._store.find(reference).run_dir, name, offset=offset, limit_bytes=limit_bytes)
 
-    def checkpoints(self, reference: str) -> tuple[CheckpointFile, ...]:
-        """Published checkpoints, newest first."""
-        return list_checkpoints(self._store.find(reference).run_dir)
+    def checkpoints(self, reference: str) -> tuple[StoredCheckpoint, ...]:
+        """Published checkpoints, newest first. Raises StorageUnavailableError."""
+        return list_checkpoints(self._store.find(reference).storage)
 
     def report(self, job_id: str, report: Report, *, token: str) -> Desired:
         """Take a driver's report and answer what it shall do. Raises NotAuthorizedError."""
@@ -182,6 +194,47 @@ class Service:
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema of a job file."""
         return job_file.schema()
+
+
+@contextmanager
+def _located(text: str, overrides: Sequence[str], source: str) -> Iterator[None]:
+    """Give the problems that are found in an understood file their lines in it."""
+    try:
+        yield
+    except SpecError as error:
+        raise job_file.locate(error.problems, text, overrides=overrides, source=source) from error
+
+
+def _digest(spec: JobSpec, resume_from: str | None) -> str:
+    """What a second submit with the same idempotency key must have in common with the first."""
+    if resume_from is None:
+        return spec.digest()
+    return hashlib.sha256(f"{spec.digest()} from {resume_from}".encode()).hexdigest()
+
+
+def _new_job(placed: Placed, *, now: datetime) -> Job:
+    job_id = new_job_id()
+    return Job(
+        id=job_id,
+        spec=placed.spec,
+        run_dir=str(placed.storage_dir / job_id),
+        reason="just submitted",
+        created_at=now,
+        updated_at=now,
+        next_sequence=1,
+    )
+
+
+def _birth(job: Job, origin: Origin | None) -> Event:
+    """The first line of a job's timeline."""
+    message = f"submitted as {job.name}"
+    data: dict[str, Any] = {"old": None, "new": JobState.QUEUED.value, "reason": ""}
+    if origin is not None:
+        message += f", a fork of {origin.job_id} at {origin.checkpoint}"
+        data["origin"] = origin.model_dump()
+    return Event(
+        kind=EventKind.STATE, generation=0, sequence=0, at=job.created_at, message=message, data=data
+    )
 
 
 def new_job_id() -> str:

@@ -49,32 +49,62 @@ def local(
     name: Annotated[str, typer.Option(help="Names the run directory.")] = "run",
     run_dir: Annotated[Path | None, typer.Option(help="Continue what lies there, or start there.")] = None,
     resume_from: Annotated[str | None, typer.Option(help="A checkpoint's name.")] = None,
+    origin: Annotated[
+        str | None,
+        typer.Option(metavar="RUN[@STEP]", help="Fork another run: its directory or URL, and a step."),
+    ] = None,
     json_lines: Annotated[bool, typer.Option("--json-lines", help="One JSON object a line.")] = False,
 ) -> None:
     """Run a job on this machine without a service. Exit code: 0 finished, 1 failed, 3 stopped, 4 not placed."""
     text = sys.stdin.read() if str(config) == "-" else config.read_text(encoding="utf-8")
     training = TrainingConfig.model_validate_json(text)
     with local_home(os.environ) as home:
-        from workers.driver.local import LineListener, make_request, run_local
+        from workers.driver.local import LineListener, run_local
+        from workers.driver.local_request import make_request
 
-        request = make_request(training, name=name, workers=workers, run_dir=run_dir, resume_from=resume_from)
+        request = make_request(
+            training, name=name, workers=workers, run_dir=run_dir, resume_from=resume_from, origin=origin
+        )
         code = run_local(request, LineListener(sys.stdout, json_lines=json_lines), home)
     raise SystemExit(code)
 
 
 @app.command()
 def export(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory.")],
+    run_dir: Annotated[str, typer.Argument(help="A run directory, or the URL of a run's storage.")],
     to: Annotated[Path, typer.Option(help="The directory to write.")],
     checkpoint: Annotated[
-        str | None, typer.Option(help="Its name; the newest published if left out.")
+        str | None, typer.Option(help="Its step or name; the newest published if left out.")
+    ] = None,
+    max_shard_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Weights of a file at most; 5 GB if left out.")
     ] = None,
 ) -> None:
     """Write a checkpoint's model as safetensors."""
+    from workers.export import DEFAULT_SHARD_BYTES
     from workers.export import export as export_checkpoint
 
-    written = export_checkpoint(str(run_dir), checkpoint, _config_of(run_dir), to)
-    typer.echo(str(written))
+    cap = max_shard_bytes or DEFAULT_SHARD_BYTES
+    typer.echo(str(export_checkpoint(run_dir, checkpoint, _config_of(run_dir), to, max_shard_bytes=cap)))
+
+
+@app.command()
+def checkpoints(
+    run_dir: Annotated[str, typer.Argument(help="A run directory, or the URL of a run's storage.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte.")] = False,
+    only: Annotated[str | None, typer.Option(help="With --verify: this step or name alone.")] = None,
+    pin: Annotated[str | None, typer.Option(help="A step or name to keep.")] = None,
+    unpin: Annotated[str | None, typer.Option(help="A step or name to keep no longer.")] = None,
+) -> None:
+    """Print a run's checkpoints, newest first, as JSON, one a line; `problem` says what is wrong with one."""
+    from workers.checkpointing import inspect
+
+    if pin is not None:
+        inspect.pin(run_dir, pin)
+    if unpin is not None:
+        inspect.unpin(run_dir, unpin)
+    for row in inspect.verify_all(run_dir, only) if verify else inspect.list_stored(run_dir):
+        typer.echo(row.to_json())
 
 
 @app.command()
@@ -136,14 +166,14 @@ def check(device: DeviceOption = None) -> None:
     raise SystemExit(1 if missing else 0)
 
 
-def _config_of(run_dir: Path) -> TrainingConfig:
+def _config_of(run_dir: str) -> TrainingConfig:
     """The config of the newest generation that took charge of a run."""
-    from workers.contract.launch import LaunchRequest
+    from workers.driver.requests import newest_request
 
-    requests = sorted(run_dir.glob("request.g*.json"), key=lambda p: int(p.stem.rpartition(".g")[2]))
-    if not requests:
+    request = newest_request(run_dir)
+    if request is None:
         raise typer.BadParameter(f"{run_dir} is no run directory: it holds no request.g<generation>.json")
-    return LaunchRequest.from_json(requests[-1].read_bytes()).config
+    return request.config
 
 
 if __name__ == "__main__":

@@ -25,6 +25,10 @@ class StorageError(WorkerError):
     """A write or read of checkpoint storage failed."""
 
 
+class MissingError(StorageError):
+    """What should be read is not there."""
+
+
 class OpsError(WorkerError):
     """DeepSpeed's ops cannot be built on this machine: says what is missing."""
 

@@ -35,17 +35,44 @@ def check_continuation(point: ResumePoint, *, start: ResumePoint, global_sequenc
 
     `start` is this job's own beginning. Raises ConfigError with both values.
     """
-    claims = (
+    for what, saved, now in _differences(point, start, global_sequences):
+        raise ConfigError(
+            f"cannot go on from step {point.step}: {what} was {saved} in the checkpoint and is {now} in this job; "
+            "use the data and settings that it was saved with, or start a new job"
+        )
+
+
+def fork(point: ResumePoint, *, start: ResumePoint, global_sequences: int) -> ResumePoint:
+    """Return where a fork of `point` begins: at its step, with its weights and moments.
+
+    Where it trains the same samples in the same order it goes on among them, so that each is trained once over both
+    jobs. Else the order begins anew, with global index 0 in the first step of the fork, and so does the ledger.
+    """
+    own = {"config_digest": start.config_digest}
+    if not _differences(point, start, global_sequences):
+        return point.model_copy(update=own)
+    anew = {
+        "first_step": point.step,
+        "next_index": 0,
+        "seed": start.seed,
+        "data_digest": start.data_digest,
+        "trained": (),
+        "repeated": 0,
+        "validation_loss": None,  # of samples that this job does not hold out
+    }
+    return point.model_copy(update=own | anew)
+
+
+def _differences(
+    point: ResumePoint, start: ResumePoint, global_sequences: int
+) -> list[tuple[str, object, object]]:
+    """Return what decides on the order of samples and differs: what, as saved, as it would be now."""
+    claims: tuple[tuple[str, object, object], ...] = (
         ("the data's digest", point.data_digest, start.data_digest),
         ("train.seed", point.seed, start.seed),
-        ("the next global index", point.next_index, point.step * global_sequences),
+        ("the next global index", point.next_index, (point.step - point.first_step) * global_sequences),
     )
-    for what, saved, now in claims:
-        if saved != now:
-            raise ConfigError(
-                f"cannot go on from step {point.step}: {what} was {saved} in the checkpoint and is {now} in this job; "
-                "use the data and settings that it was saved with, or start a new job"
-            )
+    return [claim for claim in claims if claim[1] != claim[2]]
 
 
 def check_same_data(data_claim: str, world: World) -> None:
@@ -112,7 +139,7 @@ class Lineage:
         """Return what the finished lineage proves. Call it after `gather`."""
         point = self._point
         ledger = Ledger(spans=point.trained, repeated=point.repeated)
-        total = config.train.steps * config.train.batch.global_sequences
+        total = (config.train.steps - point.first_step) * config.train.batch.global_sequences
         assert not self._spans
         assert point.loss_first is not None
         assert point.loss_last is not None

@@ -11,18 +11,19 @@ from dataclasses import asdict
 
 from workers.checkpointing.load import load
 from workers.checkpointing.save import Author, Saver
+from workers.checkpointing.storage import open_storage
 from workers.contract.batch import MicroBatch, plan_batch
 from workers.contract.config import TrainingConfig
 from workers.contract.events import EventKind, JobResult
 from workers.contract.launch import RankOrder
 from workers.contract.manifest import ResumePoint
 from workers.contract.rank_messages import Measured, RankMessage, Ready, Told
-from workers.contract.rundir import cache_dir, tokenizer_file
-from workers.data import Dataset, SampleOrder, keep_tokenizer, order_of, take_inventory
+from workers.contract.rundir import TOKENIZER, cache_dir
+from workers.data import Dataset, SampleOrder, order_of, take_inventory, tokenizer_json
 from workers.engines import Engine, StepOutput, WeightedBatch, build_engine
 from workers.errors import NonFiniteError
 from workers.evaluation import evaluate, is_evaluation_due
-from workers.lineage import Lineage, beginning, check_continuation, check_same_data
+from workers.lineage import Lineage, beginning, check_continuation, check_same_data, fork
 from workers.models import Task, load_task, open_dataset
 from workers.progress import Progress
 from workers.random_streams import seed_streams, stream_seed
@@ -62,17 +63,18 @@ def train(
     start = restore(order, engine, claim)
     lineage = Lineage(start, global_sequences=batch.global_sequences)
     saver = open_saver(order, world, emit)
-    sampler = Sampler(order, start_step=start.step, clock=clock)
+    sampler = Sampler(order, start_step=start.step, first_step=start.first_step, clock=clock)
     seconds = {"build": built - started, "restore": clock() - built}
     emit(Ready(step=start.step, resumed_from=order.round.resume_from, seconds=seconds))
-    if order.round.resume_from is None and world.rank == 0:
-        keep_tokenizer(dataset, tokenizer_file(order.request.run_dir))
+    is_new_here = order.round.resume_from is None or order.round.resume_run is not None
+    if is_new_here and world.rank == 0:
+        keep_tokenizer(dataset, order.request.storage)
         tell_data(dataset, samples, emit)
 
     for step in range(start.step, config.train.steps):
         progress.phase, progress.step = "step", step
         sampler.begin_step()
-        cuts = plan.micro_batches(step=step, rank=world.rank)
+        cuts = plan.micro_batches(step=step - start.first_step, rank=world.rank)
         micro_batches = [fetch(cut, step, task, dataset, samples) for cut in cuts]
         sampler.data_are_here()
 
@@ -103,15 +105,19 @@ def train(
 def restore(order: RankOrder, engine: Engine, data_claim: str) -> ResumePoint:
     """Return the point to go on from, with the engine's state as it was there. Every rank calls it.
 
-    Loads the order's checkpoint in place. Raises ConfigError where it was saved by other training than this one.
+    Loads the order's checkpoint in place. One of another job makes this one a fork. Raises ConfigError where it was
+    saved by other training than this one.
     """
     config, name = order.request.config, order.round.resume_from
     start = beginning(config, data_digest=data_claim)
     if name is None:
         return start
-    point = load(order.request.run_dir, name, engine.state()).resume
-    check_continuation(point, start=start, global_sequences=config.train.batch.global_sequences)
+    where = order.round.resume_run
+    point = load(where or order.request.storage, name, engine.state()).resume
     engine.after_load()
+    if where is not None:
+        return fork(point, start=start, global_sequences=config.train.batch.global_sequences)
+    check_continuation(point, start=start, global_sequences=config.train.batch.global_sequences)
     return point
 
 
@@ -119,14 +125,25 @@ def open_saver(order: RankOrder, world: World, emit: Callable[[RankMessage], Non
     """Return the saver of this round; its lineage goes on from the order's checkpoint."""
     checkpoint = order.request.config.checkpoint
     return Saver(
-        run_dir=order.request.run_dir,
+        run_dir=order.request.storage,
         author=Author.of(order),
         world=world,
         keep=checkpoint.keep,
+        keep_best=checkpoint.keep_best,
         emit=emit,
         parent=order.round.resume_from,
+        parent_run=order.round.resume_run,
         mode=checkpoint.mode,
     )
+
+
+def keep_tokenizer(dataset: Dataset, where: str) -> None:
+    """Put the tokenizer that made the tokens, where there is one, on the run's storage. Rank 0 calls it."""
+    text = tokenizer_json(dataset)
+    if text is not None:
+        storage = open_storage(where)
+        storage.make_directory(".")
+        storage.publish(TOKENIZER, text.encode())
 
 
 def tell_data(dataset: Dataset, samples: SampleOrder, emit: Callable[[RankMessage], None]) -> None:

@@ -14,10 +14,16 @@ SAMPLE_SECONDS: Final = 1.0
 
 
 class Sampler:
-    """Times steps and adds them up until a sample is due. `clock` gives monotonic seconds."""
+    """Times steps and adds them up until a sample is due. `clock` gives monotonic seconds.
 
-    def __init__(self, order: RankOrder, *, start_step: int, clock: Callable[[], float]) -> None:
+    `first_step` is the step that trains global index 0.
+    """
+
+    def __init__(
+        self, order: RankOrder, *, start_step: int, first_step: int = 0, clock: Callable[[], float]
+    ) -> None:
         self._order = order
+        self._first_step = first_step
         self._train = order.request.config.train
         self._clock = clock
         self._output: StepOutput | None = None  # the newest step's
@@ -76,8 +82,8 @@ class Sampler:
             checkpoint_stall_seconds=self._stall_seconds,
             memory_bytes=memory_bytes,
             rss_bytes=resident_bytes(),
-            first_index=self._sampled * size,
-            end_index=self._finished * size,
+            first_index=(self._sampled - self._first_step) * size,
+            end_index=(self._finished - self._first_step) * size,
         )
         self._sampled, self._sampled_at = self._finished, self._clock()
         self._forget()

@@ -54,7 +54,13 @@ def submit(
     key: Annotated[str | None, Header(alias=IDEMPOTENCY_HEADER, pattern=r"^[\x21-\x7e]{1,200}$")] = None,
 ) -> Response:
     """Queue a job."""
-    submitted = service.submit(body.spec, overrides=body.overrides, source=body.source, idempotency_key=key)
+    submitted = service.submit(
+        body.spec,
+        overrides=body.overrides,
+        source=body.source,
+        idempotency_key=key,
+        resume_from=body.resume_from,
+    )
     where = {"Location": f"{API_PREFIX}/jobs/{submitted.job.id}"}
     status = 201 if submitted.created else 200
     return answer(render.job_view(submitted.job), status=status, headers=where)

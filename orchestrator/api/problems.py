@@ -13,12 +13,14 @@ from orchestrator.api.render import problem_view
 from orchestrator.api.views import ErrorView, ProblemView
 from orchestrator.cluster import RayUnavailable
 from orchestrator.errors import (
+    CheckpointNotFoundError,
     FileNotServedError,
     IdempotencyConflictError,
     JobNotFoundError,
     NotAuthorizedError,
     OrchestratorError,
     SpecError,
+    StorageUnavailableError,
     StoreError,
 )
 from orchestrator.working_dir import WorkingDirError
@@ -70,7 +72,7 @@ async def _refused(request: Request, error: OrchestratorError) -> Response:
 
 def _status(error: OrchestratorError) -> int:
     match error:
-        case JobNotFoundError() | FileNotServedError():
+        case JobNotFoundError() | FileNotServedError() | CheckpointNotFoundError():
             return 404
         case IdempotencyConflictError():
             return 409
@@ -78,7 +80,7 @@ def _status(error: OrchestratorError) -> int:
             return 401
         case WorkingDirError():
             return 422
-        case StoreError() | RayUnavailable():
+        case StoreError() | RayUnavailable() | StorageUnavailableError():
             return 503
         case _:
             return 500

@@ -21,7 +21,6 @@ from orchestrator.controller import ClusterSight
 from orchestrator.errors import Problem
 from orchestrator.job import Job, TimelineEvent
 from orchestrator.job_queries import (
-    CheckpointFile,
     JobList,
     LogFile,
     LogPart,
@@ -29,6 +28,7 @@ from orchestrator.job_queries import (
     Timeline,
     Validated,
 )
+from workers.contract.stored import StoredCheckpoint
 
 
 def utc(moment: datetime) -> datetime:
@@ -61,6 +61,7 @@ def job_view(job: Job, *, with_spec: bool = True) -> JobView:
         verdict=job.verdict,
         result=job.result,
         run_dir=job.run_dir,
+        storage=job.storage,
         queue=job.spec.queue.name,
         priority=job.spec.queue.priority,
         version=job.version,
@@ -116,20 +117,9 @@ def log_chunk(part: LogPart) -> LogChunk:
     )
 
 
-def checkpoint_view(file: CheckpointFile) -> CheckpointView:
+def checkpoint_view(stored: StoredCheckpoint) -> CheckpointView:
     """Render a published checkpoint."""
-    return CheckpointView(
-        name=file.name,
-        step=file.step,
-        generation=file.generation,
-        attempt=file.attempt,
-        round=file.round,
-        parent=file.parent,
-        world_size=file.world_size,
-        tokens_seen=file.tokens_seen,
-        total_bytes=file.total_bytes,
-        published_at=utc(file.published_at),
-    )
+    return CheckpointView.model_validate(dict(stored) | {"published_at": utc_or_none(stored.published_at)})
 
 
 def valid_view(validated: Validated) -> ValidView:

@@ -13,10 +13,14 @@ from workers.contract.base import Message, Strict
 from workers.contract.events import Event, JobResult, Sample
 from workers.contract.failure import Verdict
 from workers.contract.restart import Counters
+from workers.contract.stored import StoredCheckpoint
 
 API_PREFIX: Final = "/api/v1"
 # An id or a name; both are made of these, so nothing else reaches a URL, the store or a path.
 REFERENCE_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,79}$"
+REFERENCE_AT_PATTERN: Final = (
+    r"^[A-Za-z0-9][A-Za-z0-9_-]{0,79}(@[A-Za-z0-9.-]+)?$"  # and a step or checkpoint of it
+)
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 WAIT_LIMIT_SECONDS: Final = 30.0  # the longest that one request for events waits for a new one
 PAGE_LIMIT: Final = 1000  # rows that one answer holds at most
@@ -64,6 +68,8 @@ class SubmitBody(Strict):
     spec: str
     overrides: Sequence[str] = ()  # `a.b=c`, the value read as YAML
     source: str = "job.yaml"
+    # `JOB` or `JOB@STEP`: begin with that job's checkpoint
+    resume_from: Annotated[str, Field(pattern=REFERENCE_AT_PATTERN, max_length=160)] | None = None
 
 
 class CancelBody(Strict):
@@ -100,7 +106,8 @@ class JobView(Message):
     finished_at: AwareDatetime | None = None
     verdict: Verdict | None = None
     result: JobResult | None = None
-    run_dir: str = ""
+    run_dir: str = ""  # logs, events and samples
+    storage: str = ""  # the path or URL where its checkpoints lie
     queue: str = "default"
     priority: int = 0
     version: int = 0
@@ -174,18 +181,9 @@ class LogChunk(Message):
     size_bytes: int  # of the file now
 
 
-class CheckpointView(Message):
+class CheckpointView(StoredCheckpoint):
     """A published checkpoint."""
 
-    name: str
-    step: int
-    generation: int
-    attempt: int
-    round: int
-    parent: str | None
-    world_size: int
-    tokens_seen: int
-    total_bytes: int
     published_at: AwareDatetime | None = None
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from orchestrator.cli import data_commands, job_commands, record_commands, yard_commands
+from orchestrator.cli import checkpoint_commands, data_commands, job_commands, record_commands, yard_commands
 from orchestrator.cli.exit_code import MEANING
 
 HELP: Final = "Train a model from one YAML file on a Ray cluster, whatever dies on the way."
@@ -29,8 +29,8 @@ SECTIONS: Final = {
     "What a job left behind": (
         record_commands.logs,
         record_commands.events,
-        record_commands.checkpoints,
-        record_commands.export,
+        checkpoint_commands.checkpoints,
+        checkpoint_commands.export,
     ),
 }
 GROUPS: Final = {"data": data_commands.data}  # a name of its own before each command; told under "Data"

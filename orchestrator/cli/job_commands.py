@@ -50,6 +50,13 @@ def submit(
             metavar="N", min=1, help="Run here on N workers of a Ray of its own, without orchestrator."
         ),
     ] = None,
+    resume_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JOB[@STEP]",
+            help="Begin with a checkpoint of another job; with --local of a run directory or URL.",
+        ),
+    ] = None,
     key: Annotated[
         str | None,
         typer.Option(help="Idempotency key: a second submit with the same one makes no second job."),
@@ -69,10 +76,10 @@ def submit(
     _warn(screen, spec)
     job_file = anchor_paths(job_file, spec, Path.cwd() if file == "-" else Path(file).resolve().parent)
     if local is not None:
-        leave(run_local(screen, job_file.parse(), num_workers=local))
+        leave(run_local(screen, job_file.parse(), num_workers=local, origin=resume_from))
         return
     with connected() as client:
-        job = _send(client, job_file, key=key or str(uuid.uuid4()))
+        job = _send(client, job_file, key=key or str(uuid.uuid4()), resume_from=resume_from)
         if not follow:
             screen.emit(job)
             screen.show(Text.assemble((job.name, "bold"), f" is {job.state} as ", (job.id, "bold")))
@@ -91,11 +98,15 @@ def _warn(screen: Screen, spec: JobSpec) -> None:
         screen.aside(f"warning: {warning}", "yellow")
 
 
-def _send(client: Client, job_file: JobFile, *, key: str) -> JobView:
+def _send(client: Client, job_file: JobFile, *, key: str, resume_from: str | None) -> JobView:
     """Submit; what the service refuses (a path that it does not allow) is named as a place in the file."""
     try:
         return client.submit(
-            job_file.text, overrides=job_file.all_overrides, source=job_file.source, idempotency_key=key
+            job_file.text,
+            overrides=job_file.all_overrides,
+            source=job_file.source,
+            idempotency_key=key,
+            resume_from=resume_from,
         )
     except RejectedError as error:
         problems = tuple(job_file.as_written(problem.text) for problem in error.problems)

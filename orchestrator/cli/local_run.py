@@ -109,7 +109,7 @@ class LocalRun:
         return Group(head, facts([*rows, ("files", outcome.run_dir)]))
 
 
-def run_local(screen: Screen, spec: JobSpec, *, num_workers: int) -> ExitCode:
+def run_local(screen: Screen, spec: JobSpec, *, num_workers: int, origin: str | None = None) -> ExitCode:
     """Run the job here to its end. Ctrl-C ends it, with all its processes, and raises KeyboardInterrupt."""
     run = LocalRun(screen, spec)
     with ExitStack() as stack:
@@ -117,8 +117,9 @@ def run_local(screen: Screen, spec: JobSpec, *, num_workers: int) -> ExitCode:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shardyard-local-")))
         config = directory / "config.json"
         config.write_text(spec.training().model_dump_json(), encoding="utf-8")
-        arguments = ["local", "--workers", str(num_workers), "--name", spec.name, "--json-lines", str(config)]
-        stream = WorkerStream(arguments, stderr_file=directory / "stderr")
+        arguments = ["local", "--workers", str(num_workers), "--name", spec.name, "--json-lines"]
+        arguments += ["--origin", origin] if origin is not None else []
+        stream = WorkerStream([*arguments, str(config)], stderr_file=directory / "stderr")
         stack.callback(_stop, stream)
         with _display(screen, run):
             for line in stream.lines():

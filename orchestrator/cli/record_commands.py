@@ -1,7 +1,6 @@
-"""logs, events, checkpoints, export: what a job left behind."""
+"""logs, events: what a job told."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,18 +9,14 @@ from rich.text import Text
 from orchestrator.api.views import LogView
 from orchestrator.cli.command import JobArgument, JsonFlag, command, leave
 from orchestrator.cli.connect import connected
-from orchestrator.cli.exit_code import CliError, ExitCode
 from orchestrator.cli.follow import Follower, log_line, result_code
 from orchestrator.cli.job_commands import followed
-from orchestrator.cli.pictures.job_list import checkpoint_table
 from orchestrator.cli.pictures.result import result_page
 from orchestrator.cli.pictures.style import columns
 from orchestrator.cli.pictures.timeline import event_line, event_table
 from orchestrator.cli.screen import Screen
 from orchestrator.cli.wording import bytes_text
-from orchestrator.cli.worker_process import run_worker
 from orchestrator.client import Client
-from workers.contract.rundir import checkpoints_dir, export_dir
 
 TAIL_BYTES_A_LINE = 400  # how far back the last N lines are looked for
 
@@ -148,62 +143,3 @@ def events(
     for event in told:
         screen.emit(event)
     screen.show(event_table(told) if told else Text("Nothing has happened yet.", style="dim"))
-
-
-@command
-def checkpoints(job: JobArgument, as_json: JsonFlag = False) -> None:
-    """List a job's published checkpoints, newest first."""
-    screen = Screen(as_json=as_json)
-    with connected() as client:
-        view = client.job(job)
-        found = client.checkpoints(view.id)
-    for checkpoint in found:
-        screen.emit(checkpoint)
-    if not found:
-        screen.say(f"{view.name} has published no checkpoint.", "dim")
-        return
-    screen.show(checkpoint_table(found))
-    screen.say(str(checkpoints_dir(view.run_dir)), "dim")
-
-
-@command
-def export(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Job by id or name, or a run directory.")],
-    checkpoint: Annotated[
-        str | None, typer.Option(help="Which one; without it the newest published.")
-    ] = None,
-    to: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to; without it `export` in the run directory.")
-    ] = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Write a checkpoint as safetensors.
-
-    `model.safetensors` and `config.json`, which transformers loads. Needs no cluster, only the run directory.
-    """
-    screen = Screen(as_json=as_json)
-    run_dir = _run_dir(job)
-    target = (to or export_dir(run_dir)).resolve()
-    chosen = ["--checkpoint", checkpoint] if checkpoint else []
-    run_worker(["export", run_dir, *chosen, "--to", str(target)])
-    files = sorted(path for path in target.iterdir() if path.is_file())
-    screen.emit({"export_path": str(target), "files": {path.name: path.stat().st_size for path in files}})
-    screen.say(str(target), "bold")
-    for path in files:
-        screen.say(f"  {path.name}  {bytes_text(path.stat().st_size)}", "dim")
-
-
-def _run_dir(job: str) -> str:
-    """Return the run directory itself, or that of the job the service knows by this name."""
-    if "/" in job or checkpoints_dir(job).is_dir():
-        if not checkpoints_dir(job).is_dir():
-            raise CliError(f"{job} is no run directory: it has no checkpoints/", code=ExitCode.BAD_INPUT)
-        return str(Path(job).resolve())
-    with connected() as client:
-        run_dir = client.job(job).run_dir
-    if not Path(run_dir).is_dir():
-        raise CliError(
-            f"the run directory {run_dir} cannot be seen from this machine",
-            remedy="Run `shardyard export` where the job's storage is mounted.",
-        )
-    return run_dir

@@ -1,1 +1,1 @@
-"""What the control plane reads of a run directory. It writes nothing there, and follows no link out of it."""
+"""What the control plane reads of a run directory, following no link out of it, and the holds that it places there."""

@@ -18,11 +18,13 @@ from orchestrator.store.tables import (
     idempotency,
     jobs,
     losses,
+    origins,
     report_tokens,
     samples,
 )
 from orchestrator.store.unit import Unit, generation_row_of
 from workers.contract.events import Event, EventKind, Sample
+from workers.contract.launch import Origin
 
 __all__ = ["Store", "Unit"]
 
@@ -48,8 +50,10 @@ class Store:
         with self._writing() as connection:
             yield Unit(connection, job_id)
 
-    def create(self, job: Job, told: Sequence[Event], *, key: str | None, digest: str) -> tuple[Job, bool]:
-        """Add a job; an idempotency key that is known gives its job back, and False.
+    def create(
+        self, job: Job, told: Sequence[Event], *, key: str | None, digest: str, origin: Origin | None = None
+    ) -> tuple[Job, bool]:
+        """Add a job, and what it begins with if it is a fork; an idempotency key that is known gives its job back, and False.
 
         Raises IdempotencyConflictError where the key came with another digest.
         """
@@ -62,6 +66,8 @@ class Store:
                 connection.execute(insert(jobs).values(values))
                 for position, event in enumerate(told, start=1):
                     connection.execute(insert(events).values(event_row(job.id, position, "service", event)))
+                if origin is not None:
+                    connection.execute(insert(origins).values(job_id=job.id, body=origin.to_json()))
                 if key is not None:
                     connection.execute(insert(idempotency).values(key=key, job_id=job.id, digest=digest))
                 return _job(connection, job.id), True
@@ -176,6 +182,17 @@ class Store:
         )
         with self._reading() as connection:
             return {row[0]: row[1] for row in connection.execute(counted)}
+
+    def known(self, key: str, digest: str) -> Job | None:
+        """Return the job that an idempotency key made. Raises IdempotencyConflictError where it came with another digest."""
+        with self._reading() as connection:
+            return _keyed(connection, key, digest)
+
+    def origin(self, job_id: str) -> Origin | None:
+        """Return the checkpoint of another job that a fork begins with; None for any other job."""
+        with self._reading() as connection:
+            body = connection.execute(select(origins.c.body).where(origins.c.job_id == job_id)).scalar()
+        return None if body is None else Origin.from_json(body)
 
     def may_report(self, job_id: str, generation: int, digest: str) -> bool:
         """Whether a token with this digest was given to this generation."""

@@ -115,6 +115,13 @@ generations = Table(
     Column("granted_at", Moment, nullable=False),
 )
 
+origins = Table(
+    "origins",
+    metadata,
+    _job_id(primary_key=True),  # of a fork
+    Column("body", Text, nullable=False),
+)
+
 report_tokens = Table(
     "report_tokens",
     metadata,

@@ -15,7 +15,7 @@ from sharded_states import full_state, gathered, lay_out, make_saver, overwrite,
 from workers.checkpointing import catalog
 from workers.checkpointing.chunks import ChunkFiles
 from workers.checkpointing.load import load
-from workers.checkpointing.storage import DurableFile
+from workers.checkpointing.local_storage import DurableFile
 from workers.contract.manifest import Chunk
 from workers.contract.rundir import checkpoints_dir
 from workers.errors import StorageError

@@ -5,9 +5,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 import workers
+from workers.checkpointing.storage import open_storage
 from workers.contract.failure import FailureClass
 from workers.contract.launch import LaunchRequest
-from workers.contract.rundir import request_file
+from workers.contract.location import join
+from workers.contract.rundir import request_name
+from workers.errors import MissingError, StorageError
 
 Problem = tuple[FailureClass, str]
 
@@ -29,17 +32,19 @@ def _check_version(request: LaunchRequest, installed: str) -> Problem | None:
 
 
 def _check_storage(request: LaunchRequest) -> Problem | None:
-    """Look for the request that the driver wrote into the run directory just now."""
-    path = request_file(request.run_dir, request.generation)
+    """Look for the request that the driver wrote there just now."""
+    name = request_name(request.generation)
     try:
-        seen = LaunchRequest.from_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        seen, why = None, f" ({type(error).__name__})"
+        seen = LaunchRequest.from_json(open_storage(request.storage).read(name))
+    except MissingError:
+        seen, why = None, ""
+    except (StorageError, ValidationError) as error:
+        seen, why = None, f" ({error})"
     else:
         why = ", another one lies there"
     if seen == request:
         return None
     return (
         FailureClass.CONFIG,
-        f"does not see {path}, which the driver wrote{why}: checkpoint.storage_path must be storage that all nodes share",
+        f"does not see {join(request.storage, name)}, which the driver wrote{why}: checkpoint.storage_path must be storage that all nodes share",
     )

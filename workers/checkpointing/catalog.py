@@ -3,18 +3,22 @@
 Every reader goes through `survey`, so nobody ever sees a directory that was not published whole.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from workers.checkpointing.fence_file import Fence, load_fence
+from workers.checkpointing.fence_file import load_fence
+from workers.checkpointing.holds import all_holders
 from workers.checkpointing.manifest_file import ManifestError, contradiction, decode
-from workers.checkpointing.storage import LocalStorage, MissingError, open_storage
+from workers.checkpointing.storage import Storage, open_storage
+from workers.contract.fence import Fence
+from workers.contract.location import join
 from workers.contract.manifest import MANIFEST_NAME, CheckpointId, Manifest
-from workers.contract.rundir import checkpoints_dir
+from workers.contract.rundir import CHECKPOINTS
+from workers.errors import MissingError
 
-DELETED_NAME: Final = "manifest.deleted"  # half deleted: the rest goes with the next sweep
-CONDEMNED_NAME: Final = "manifest.damaged"
+DELETED_NAME: Final = "manifest.deleted"  # being deleted: what a crash left of it goes with the next sweep
+CONDEMNED_NAME: Final = "manifest.damaged"  # its contents failed when it was loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +40,9 @@ class Survey:
     ] = ()  # no manifest (yet): a save in flight, a leftover, or one below the fence
 
 
-def checkpoint_storage(run_dir: str) -> LocalStorage:
+def checkpoint_storage(run_dir: str) -> Storage:
     """Open the storage that holds one directory per checkpoint."""
-    return open_storage(str(checkpoints_dir(run_dir)))
+    return open_storage(join(run_dir, CHECKPOINTS))
 
 
 def survey(run_dir: str) -> Survey:
@@ -63,7 +67,7 @@ def survey(run_dir: str) -> Survey:
     return Survey(published=tuple(published), damaged=tuple(damaged), unpublished=tuple(unpublished))
 
 
-def _look_at(storage: LocalStorage, name: str, fence: Fence) -> Manifest | Damaged | None:
+def _look_at(storage: Storage, name: str, fence: Fence) -> Manifest | Damaged | None:
     try:
         manifest = decode(storage.read(f"{name}/{MANIFEST_NAME}"))
     except MissingError:
@@ -84,7 +88,7 @@ def _look_at(storage: LocalStorage, name: str, fence: Fence) -> Manifest | Damag
     return Damaged(name=name, reason=reason)
 
 
-def _file_problem(storage: LocalStorage, name: str, manifest: Manifest) -> str | None:
+def _file_problem(storage: Storage, name: str, manifest: Manifest) -> str | None:
     for file, expected in manifest.files.items():
         found = storage.size(f"{name}/{file}")
         if found is None:
@@ -114,25 +118,27 @@ def lineage(found: Survey, manifest: Manifest) -> tuple[Manifest, ...]:
     """Return the ancestors of `manifest` that are still published, oldest first, `manifest` itself last."""
     by_name = {str(m.checkpoint): m for m in found.published}
     line = [manifest]
-    while (parent := line[-1].parent) in by_name:
+    while line[-1].parent_run is None and (parent := line[-1].parent) in by_name:
         line.append(by_name[parent])
         assert line[-1].resume.step <= line[-2].resume.step, "a parent is never ahead of its child"
     return tuple(reversed(line))
 
 
-def to_delete(manifests: Sequence[Manifest], keep: int, in_use: Collection[str]) -> list[str]:
-    """Names that retention gives up, oldest first: all but the newest `keep`, never the newest, never one in use."""
-    ordered = sorted(manifests, key=lambda manifest: manifest.checkpoint.age_key)
-    surplus = ordered[: -max(keep, 1)]
-    return [name for name in (str(manifest.checkpoint) for manifest in surplus) if name not in in_use]
+def unpublish(run_dir: str, name: str) -> None:
+    """Take back a publication; `republish` undoes it. Not published is fine. Raises StorageError."""
+    assert CheckpointId.parse(name) is not None, f"{name} is no checkpoint's name"
+    checkpoint_storage(run_dir).rename(f"{name}/{MANIFEST_NAME}", f"{name}/{DELETED_NAME}")
+
+
+def republish(run_dir: str, name: str) -> bool:
+    """Publish again what `unpublish` took back and nobody has begun to delete; False where there is no such thing."""
+    return checkpoint_storage(run_dir).rename(f"{name}/{DELETED_NAME}", f"{name}/{MANIFEST_NAME}")
 
 
 def delete(run_dir: str, name: str) -> None:
     """Delete a checkpoint: unpublished first, then its files. Already gone is fine. Raises StorageError."""
-    assert CheckpointId.parse(name) is not None, f"{name} is no checkpoint's name"
-    storage = checkpoint_storage(run_dir)
-    storage.rename(f"{name}/{MANIFEST_NAME}", f"{name}/{DELETED_NAME}")
-    storage.remove_tree(name)
+    unpublish(run_dir, name)
+    checkpoint_storage(run_dir).remove_tree(name)
 
 
 def condemn(run_dir: str, name: str) -> None:
@@ -147,13 +153,17 @@ def condemn(run_dir: str, name: str) -> None:
 def sweep_unpublished(run_dir: str, *, generation: int, attempt: int, round_: int) -> list[str]:
     """Remove unpublished leftovers of rounds before this one and return their names. Raises StorageError.
 
-    An older writer that still runs loses its directory, so its save fails: it had no right to publish.
+    An older writer that still runs loses its directory, so its save fails: it had no right to publish. What was
+    being deleted when its deleter died, and is held, is published again.
     """
     storage = checkpoint_storage(run_dir)
+    held = all_holders(run_dir)
     swept = []
     for name in survey(run_dir).unpublished:
         checkpoint = CheckpointId.parse(name)
         assert checkpoint is not None
+        if held.get(name) and republish(run_dir, name):
+            continue
         if (checkpoint.generation, checkpoint.attempt, checkpoint.round) < (generation, attempt, round_):
             storage.remove_tree(name)
             swept.append(name)

@@ -7,9 +7,10 @@ from typing import Self
 
 from workers.checkpointing.catalog import Damaged, checkpoint_storage, read_manifest
 from workers.checkpointing.manifest_file import digest
-from workers.checkpointing.storage import MissingError, ReadableFile
+from workers.checkpointing.storage import RangeFile
+from workers.contract.location import join
 from workers.contract.manifest import Chunk, Manifest
-from workers.errors import DamagedCheckpointError
+from workers.errors import DamagedCheckpointError, MissingError
 
 
 class ChunkFiles:
@@ -18,7 +19,7 @@ class ChunkFiles:
     def __init__(self, run_dir: str, manifest: Manifest) -> None:
         self._storage = checkpoint_storage(run_dir)
         self._name = str(manifest.checkpoint)
-        self._open: dict[str, ReadableFile] = {}
+        self._open: dict[str, RangeFile] = {}
         self._stack = ExitStack()
         self.manifest = manifest
 
@@ -38,7 +39,7 @@ class ChunkFiles:
             raise DamagedCheckpointError(self._name, f"{where}: the digest does not match")
         return content
 
-    def _file(self, name: str) -> ReadableFile:
+    def _file(self, name: str) -> RangeFile:
         if name not in self._open:
             try:
                 file = self._storage.open(f"{self._name}/{name}")
@@ -65,7 +66,7 @@ def open_checkpoint(run_dir: str, name: str) -> ChunkFiles:
         case None:
             raise MissingError(
                 f"checkpoint {name} is not visible on host {socket.gethostname()}: "
-                f"nothing is published at {checkpoint_storage(run_dir).root / name}"
+                f"nothing is published at {join(checkpoint_storage(run_dir).location, name)}"
             )
         case Manifest() as manifest:
             return ChunkFiles(run_dir, manifest)

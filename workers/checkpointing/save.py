@@ -106,7 +106,7 @@ class _Flight:
 class Saver:
     """Saves the state of one round. Every rank makes one and makes the same calls in the same order.
 
-    `parent` is the checkpoint that the round resumed from. Failed saves are told as an event and tried again at the
+    `parent` is the checkpoint that the round resumed from, `parent_run` the run that it lies in, if not this one. Failed saves are told as an event and tried again at the
     next due step; only `save_final` raises StorageError. Any call raises what broke the group of writers.
     Events leave through `emit`, always on the caller's thread, and from rank 0 only.
     """
@@ -120,14 +120,18 @@ class Saver:
         keep: int,
         emit: Callable[[RankMessage], None],
         parent: str | None,
+        parent_run: str | None = None,
+        keep_best: int = 0,
         mode: Literal["async", "sync"] = "async",
     ) -> None:
         self._run_dir = run_dir
         self._author = author
         self._world = world
         self._keep = keep
+        self._keep_best = keep_best
         self._emit = emit
         self._newest = parent
+        self._newest_run = parent_run
         self._is_async = mode == "async"
         self._software = software_versions()
         self._staging: Staging | None = None
@@ -172,7 +176,7 @@ class Saver:
             return
         match flight.outcome():
             case Published() as outcome:
-                self._newest = str(flight.checkpoint)
+                self._newest, self._newest_run = str(flight.checkpoint), None
                 self._tell_published(flight, outcome)
             case NotPublished(reason=reason):
                 self._failed_tries[flight.checkpoint.step] += 1
@@ -210,6 +214,7 @@ class Saver:
         head = Manifest(
             checkpoint=self._author.checkpoint_id(resume.step, failed_tries=failed_tries),
             parent=self._newest,
+            parent_run=self._newest_run,
             world_size=self._world.world_size,
             resume=resume,
             tensors={},
@@ -224,6 +229,7 @@ class Saver:
             group=self._world.checkpoint_group,
             is_coordinator=self._world.rank == 0,
             keep=self._keep,
+            keep_best=self._keep_best,
         )
 
     def _tell_published(self, flight: _Flight, outcome: Published) -> None:

@@ -31,7 +31,7 @@ from torch.futures import Future
 
 from workers.checkpointing.chunks import ChunkFiles
 from workers.checkpointing.manifest_file import contradiction, digest, encode
-from workers.checkpointing.storage import DurableFile, LocalStorage
+from workers.checkpointing.storage import GrowingFile, Storage
 from workers.contract.manifest import MANIFEST_NAME, Chunk, Manifest, StoredTensor
 
 
@@ -46,7 +46,7 @@ class ShardWriter(StorageWriter):
     `head` is the manifest without tensors and files. `may_publish` is asked right before the commit and raises if not.
     """
 
-    def __init__(self, storage: LocalStorage, head: Manifest, may_publish: Callable[[], None]) -> None:
+    def __init__(self, storage: Storage, head: Manifest, may_publish: Callable[[], None]) -> None:
         assert sys.byteorder == "little", "the format is little-endian"
         self._storage = storage
         self._head = head
@@ -103,7 +103,7 @@ class ShardWriter(StorageWriter):
         return False
 
 
-def _append(file: DurableFile, name: str, item: WriteItem, planner: SavePlanner) -> WriteResult:
+def _append(file: GrowingFile, name: str, item: WriteItem, planner: SavePlanner) -> WriteResult:
     assert item.tensor_data is not None
     tensor = planner.resolve_data(item)
     assert isinstance(tensor, torch.Tensor)

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_with_dcp
 
 from workers.checkpointing import catalog
 from workers.checkpointing.fence import check_fence
+from workers.checkpointing.retention import retire
 from workers.checkpointing.shards import ShardWriter
 from workers.checkpointing.staging import StagedPlanner
 from workers.contract.manifest import Manifest
@@ -54,6 +55,7 @@ class WriteJob:
     group: dist.ProcessGroup | None
     is_coordinator: bool
     keep: int
+    keep_best: int = 0
 
 
 def run(job: WriteJob) -> Outcome:
@@ -117,17 +119,15 @@ def _withdraw(job: WriteJob) -> None:
 
 
 def _tidy(job: WriteJob) -> Published:
-    """Apply retention to what is not newer than this save: newer ones were passed over when the round began."""
+    """Apply retention now that this save is durable."""
     mine = job.head.checkpoint
     deleted: list[str] = []
     total = 0
     try:
         found = catalog.survey(job.run_dir).published
         total = sum(m.total_bytes for m in found if m.checkpoint == mine)
-        older = [m for m in found if m.checkpoint.age_key <= mine.age_key]
-        for name in catalog.to_delete(older, job.keep, in_use=(str(mine),)):
-            catalog.delete(job.run_dir, name)
-            deleted.append(name)
+        given_up = retire(job.run_dir, found, newest=mine, keep=job.keep, keep_best=job.keep_best)
+        deleted.extend(given_up)  # what went before an error is in it
     except StorageError as error:
         return Published(bytes=total, deleted=tuple(deleted), trouble=str(error))
     return Published(bytes=total, deleted=tuple(deleted))

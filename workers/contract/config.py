@@ -128,7 +128,10 @@ class Checkpoint(Strict):
 
     storage_path: str = "runs"
     every_steps: PositiveInt = 50
-    keep: PositiveInt = 3
+    keep: PositiveInt = 3  # the newest so many
+    keep_best: NonNegativeInt = (
+        0  # and so many by validation loss, or by training loss where nothing is held out
+    )
     mode: Literal["async", "sync"] = "async"
 
 

@@ -12,6 +12,18 @@ REPORT_TOKEN_ENV: Final = "SHARDYARD_REPORT_TOKEN"  # noqa: S105 -- a name; the 
 DEFAULT_LEASE_SECONDS: Final = 15.0
 
 
+class Origin(Message):
+    """The checkpoint of another job that this one begins with."""
+
+    job_id: str
+    run: str  # path or URL of the storage that it lies on
+    checkpoint: str
+
+    def holder(self, fork_id: str) -> str:
+        """As whom the fork keeps it, until it has a checkpoint of its own or has ended."""
+        return f"job-{fork_id}"
+
+
 class LaunchRequest(Message):
     """One generation: everything its driver needs to know. Holds no secret."""
 
@@ -21,14 +33,21 @@ class LaunchRequest(Message):
     world_size: int
     gpus_per_worker: int  # resolved: `auto` ends here
     config: TrainingConfig
-    run_dir: str  # absolute; the same storage on every node
+    run_dir: str  # absolute: logs, events and samples
+    storage_url: str | None = None  # where checkpoints and fence lie; None: in the run directory
     counters: Counters
     version: str  # of shardyard: nodes that run another one refuse
     report_url: str | None = None  # base URL of the orchestrator; None: nobody listens, files only
     lease_seconds: float = DEFAULT_LEASE_SECONDS
     placement_seconds: float = 120.0  # not placed within: the grant goes back
     wait_seconds: float = 0.0  # before the first attempt: what is left of an earlier generation's lease
-    resume_from: str | None = None  # a checkpoint name in this run directory; None: the newest published
+    resume_from: str | None = None  # a checkpoint's name on this storage; None: the newest published
+    origin: Origin | None = None  # of a fork: where to begin as long as nothing of its own is published
+
+    @property
+    def storage(self) -> str:
+        """The path or URL that every node must see: checkpoints, fence, requests."""
+        return self.storage_url or self.run_dir
 
 
 class RoundOrder(Message):
@@ -38,6 +57,9 @@ class RoundOrder(Message):
     round: int
     nonce: str  # 8 hex digits, shared by all ranks: part of the names of checkpoints
     resume_from: str | None  # chosen once by the driver; None: from step 0
+    resume_run: str | None = (
+        None  # of a fork's beginning: the storage where that checkpoint lies; None: the job's own
+    )
     store_address: str  # host:port of the rendezvous store, which outlives rounds
     action: Literal["run", "hold", "stop"] = "run"  # hold: no rank for now; stop: the attempt is over
 

@@ -71,6 +71,9 @@ class ResumePoint(Message):
 
     step: int  # finished optimizer steps
     next_index: int  # first global index not yet trained: the data position
+    first_step: int = (
+        0  # the step that trained global index 0: of a fork on other data, the one it began with
+    )
     seed: int
     tokens_seen: int
     data_digest: str  # of the data set's content and order rule; another one is refused
@@ -89,6 +92,7 @@ class Manifest(Message):
     version: int = FORMAT_VERSION
     checkpoint: CheckpointId
     parent: str | None  # the checkpoint this lineage resumed from or saved before, by name
+    parent_run: str | None = None  # path or URL of the run that the parent lies in; None: this one
     world_size: int  # of the writers: told, never needed to read
     resume: ResumePoint
     tensors: Mapping[str, StoredTensor]

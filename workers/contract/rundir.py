@@ -1,16 +1,35 @@
-"""Where things lie in a run directory, `<storage_root>/<job_id>/`. Names only: nothing here touches a disk."""
+"""Where things lie in a run directory, `<storage_root>/<job_id>/`. Names only: nothing here touches a disk.
 
+What a later life of the job needs lies on its *storage*, which is the run directory itself or a URL; what tells its
+story (logs, events, samples) and what belongs to one machine lies in the run directory.
+"""
+
+import re
 from pathlib import Path
+from typing import Final
+
+# ---- on storage, by name below its path or URL
+
+CHECKPOINTS: Final = "checkpoints"  # one directory per checkpoint
+FENCE: Final = "fence"  # who is in charge; whoever is below it publishes nothing
+HOLDS: Final = "holds"  # who needs which checkpoint: one directory per checkpoint, one file per holder
+TOKENIZER: Final = (
+    "tokenizer.json"  # what made the run's tokens, where there is one: an export carries it along
+)
 
 
-def request_file(run_dir: str, generation: int) -> Path:
+def request_name(generation: int) -> str:
     """The launch request of a generation, as its driver got it."""
-    return Path(run_dir) / f"request.g{generation}.json"
+    return f"request.g{generation}.json"
 
 
-def fence_file(run_dir: str) -> Path:
-    """The generation fence: one number; whoever is below it publishes nothing."""
-    return Path(run_dir) / "fence"
+def generation_of_request(name: str) -> int | None:
+    """Read the generation out of what `request_name` made; None for any other name."""
+    found = re.fullmatch(r"request\.g(\d+)\.json", name)
+    return None if found is None else int(found[1])
+
+
+# ---- in the run directory
 
 
 def logs_dir(run_dir: str) -> Path:
@@ -38,21 +57,34 @@ def samples_dir(run_dir: str) -> Path:
     return Path(run_dir) / "samples"
 
 
-def checkpoints_dir(run_dir: str) -> Path:
-    """One directory per checkpoint."""
-    return Path(run_dir) / "checkpoints"
-
-
 def cache_dir(run_dir: str) -> Path:
     """Prepared data, keyed by its digest: beside the run directories, for all jobs of a storage root."""
     return Path(run_dir).parent / "cache"
 
 
-def tokenizer_file(run_dir: str) -> Path:
-    """The `tokenizer.json` that made the run's tokens, where there is one: an export carries it along."""
-    return Path(run_dir) / "tokenizer.json"
-
-
 def export_dir(run_dir: str) -> Path:
     """The exported model."""
     return Path(run_dir) / "export"
+
+
+# ---- where storage is the run directory
+
+
+def request_file(run_dir: str, generation: int) -> Path:
+    """The launch request of a generation."""
+    return Path(run_dir) / request_name(generation)
+
+
+def fence_file(run_dir: str) -> Path:
+    """The generation fence."""
+    return Path(run_dir) / FENCE
+
+
+def checkpoints_dir(run_dir: str) -> Path:
+    """The directory of all checkpoints."""
+    return Path(run_dir) / CHECKPOINTS
+
+
+def tokenizer_file(run_dir: str) -> Path:
+    """The tokenizer of the run's tokens."""
+    return Path(run_dir) / TOKENIZER

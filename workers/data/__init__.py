@@ -16,7 +16,7 @@ from workers.data.dataset import Batch, DataError, Dataset
 from workers.data.inventory import Inventory, take_inventory
 from workers.data.mixture import Mixture
 from workers.data.order import SampleOrder, sample_order
-from workers.data.prepare import keep_tokenizer, open_tokenizer, prepare, vocab_size_of
+from workers.data.prepare import open_tokenizer, prepare, tokenizer_json, vocab_size_of
 from workers.data.token_dataset import TokenDataset
 from workers.data.token_index import token_files
 from workers.data.tokenizer import Tokenizer
@@ -30,12 +30,12 @@ __all__ = [
     "SampleOrder",
     "TokenDataset",
     "Tokenizer",
-    "keep_tokenizer",
     "load_dataset",
     "open_tokenizer",
     "order_of",
     "take_inventory",
     "token_files",
+    "tokenizer_json",
     "vocab_size_of",
 ]
 

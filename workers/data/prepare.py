@@ -82,10 +82,11 @@ def open_tokenizer(data: TokenData, cache_dir: Path) -> Tokenizer | None:
             assert_never(chosen)
 
 
-def keep_tokenizer(dataset: Dataset, path: Path) -> None:
-    """Write the tokenizer of `dataset` as the file `path`, where it has one: later the data may be gone, or others."""
+def tokenizer_json(dataset: Dataset) -> str | None:
+    """Return the tokenizer of `dataset` as a run keeps it, where it has one: later the data may be gone, or others."""
     if isinstance(dataset, TokenDataset | Mixture) and dataset.tokenizer is not None:
-        _write_text(path, dataset.tokenizer.to_json())
+        return dataset.tokenizer.to_json()
+    return None
 
 
 def vocab_size_of(data: TokenData) -> int:

@@ -2,7 +2,6 @@
 
 import logging
 import queue
-import secrets
 import subprocess
 import sys
 import time
@@ -11,20 +10,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol, assert_never
 
-from workers.checkpointing import catalog
-from workers.checkpointing.fence import FencedError, check_fence, raise_fence
 from workers.contract.events import EventKind, JobResult
 from workers.contract.launch import LaunchRequest, RoundOrder
 from workers.contract.report import Desired
-from workers.contract.rundir import export_dir, request_file
+from workers.contract.rundir import export_dir
+from workers.driver.checkpoints import Checkpoints
 from workers.driver.effects import (
     Choose,
-    Chosen,
     Condemn,
     Effect,
     Forward,
     Input,
-    NotChosen,
     Post,
     Say,
     StartAttempt,
@@ -71,7 +67,7 @@ class Driver:
         self._inbox = inbox
         self._clock = clock
         self._group: Group | None = None
-        self._told_damaged: set[str] = set()
+        self._checkpoints = Checkpoints(request, self._reporter.say)
 
     def run(self) -> State:
         """Live until the generation has an outcome. Raises StorageError if the run directory is not readable."""
@@ -138,57 +134,24 @@ class Driver:
                 if self._group is not None:
                     self._group.post(order)
             case Condemn(checkpoint=name):
-                catalog.condemn(self._request.run_dir, name)
-                self._tell_damaged(name, "its contents do not match their digests")
+                self._checkpoints.condemn(name)
             case Choose(name=name):
-                return self._choose(name)
+                return self._checkpoints.choose(name)
             case _:
                 assert_never(effect)
         return None
 
     def _say(self, said: Say) -> None:
         self._reporter.say(said)
-
-    def _choose(self, name: str | None) -> Chosen | NotChosen | StopAsked:
-        """Choose once, for all ranks; a generation that was superseded chooses no more."""
-        try:
-            check_fence(self._request.run_dir, self._request.generation)
-        except FencedError as error:
-            return StopAsked(reason=str(error), lost=True)
-        found = catalog.survey(self._request.run_dir)
-        for damaged in found.damaged:
-            self._tell_damaged(damaged.name, damaged.reason)
-        if name is None:
-            manifest = catalog.choose(found)
-        else:
-            manifest = next((m for m in found.published if str(m.checkpoint) == name), None)
-            if manifest is None:
-                return NotChosen(reason=f"there is no published checkpoint {name} in {self._request.run_dir}")
-        return Chosen(
-            resume_from=str(manifest.checkpoint) if manifest is not None else None,
-            step=manifest.resume.step if manifest is not None else 0,
-            nonce=secrets.token_hex(4),
-        )
-
-    def _tell_damaged(self, name: str, reason: str) -> None:
-        if name in self._told_damaged:
-            return
-        self._told_damaged.add(name)
-        message = f"checkpoint {name} is damaged: {reason}; the next older one is used"
-        self._say(
-            Say(
-                kind=EventKind.CHECKPOINT_DAMAGED,
-                message=message,
-                data={"checkpoint": name, "reason": reason},
-            )
-        )
+        if said.kind is EventKind.CHECKPOINT_PUBLISHED:
+            self._checkpoints.let_go_of_origin()
 
     def _export(self, result: JobResult) -> JobResult:
         """Write the model in a process of its own: it needs torch. A failed export is told, the job stays finished."""
         if self._request.config.export == "none":
             return result
         target = export_dir(self._request.run_dir)
-        command = [sys.executable, "-P", "-m", "workers.cli", "export", self._request.run_dir]
+        command = [sys.executable, "-P", "-m", "workers.cli", "export", self._request.storage]
         command += ["--checkpoint", result.checkpoint, "--to", str(target)]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=_EXPORT_SECONDS)
@@ -224,14 +187,6 @@ def last_word(outcome: Outcome) -> Say:
             return Say(kind=EventKind.NOTE, message=f"gives up: {outcome.reason}")
         case _:
             assert_never(outcome.phase)
-
-
-def take_charge(request: LaunchRequest) -> None:
-    """Write the request where agents look for it, and shut older generations out. Raises StorageError, OSError."""
-    path = request_file(request.run_dir, request.generation)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(request.to_json(), encoding="utf-8")
-    raise_fence(request.run_dir, request.generation)
 
 
 def stop_by(request: LaunchRequest, desired: Desired) -> StopAsked | None:

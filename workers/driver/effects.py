@@ -98,6 +98,7 @@ class Chosen:
     """The checkpoint that all ranks resume from; None: step 0. `nonce` names the round's own checkpoints."""
 
     resume_from: str | None
+    run: str | None = None  # the storage where it lies, if not the job's own
     step: int
     nonce: str
 

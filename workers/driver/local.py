@@ -1,17 +1,14 @@
 """A run without an orchestrator: a Ray of its own on this machine, files only, ended when the run ends."""
 
 import json
-import secrets
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final, TextIO
 
 import ray
 
-from workers.contract.config import TrainingConfig
 from workers.contract.events import Event, Sample
 from workers.contract.launch import LaunchRequest
-from workers.contract.restart import Counters
+from workers.driver.checkpoints import let_go_of_origin
 from workers.driver.main import drive
 from workers.driver.state import Outcome
 
@@ -51,28 +48,6 @@ class LineListener:
         self._out.flush()
 
 
-def make_request(
-    config: TrainingConfig, *, name: str, workers: int, run_dir: Path | None, resume_from: str | None
-) -> LaunchRequest:
-    """Make a launch request for this machine. A run directory that was used before is continued by a new generation."""
-    job_id = run_dir.name if run_dir is not None else f"local-{name}-{secrets.token_hex(4)}"
-    where = (run_dir or Path(config.checkpoint.storage_path) / job_id).absolute()
-    earlier = [int(path.stem.rpartition(".g")[2]) for path in where.glob("request.g*.json")]
-    gpus = config.scaling.gpus_per_worker
-    return LaunchRequest(
-        job_id=job_id,
-        name=name,
-        generation=max(earlier, default=-1) + 1,
-        world_size=workers,
-        gpus_per_worker=0 if gpus == "auto" else gpus,
-        config=config,
-        run_dir=str(where),
-        counters=Counters(),
-        version=version("shardyard"),
-        resume_from=resume_from,
-    )
-
-
 def run_local(request: LaunchRequest, listener: LineListener, home: Path) -> int:
     """Drive `request` on a Ray that lives in `home` (see `local_home`); returns the exit code."""
     scaling = request.config.scaling
@@ -90,5 +65,6 @@ def run_local(request: LaunchRequest, listener: LineListener, home: Path) -> int
         outcome, _ = drive(request, token="", listener=listener)
     finally:
         ray.shutdown()
+        let_go_of_origin(request)
     listener.outcome(outcome, request.run_dir)
     return EXIT_CODES[outcome.phase]

@@ -11,10 +11,11 @@ from workers.contract.launch import LAUNCH_ENV, REPORT_TOKEN_ENV, LaunchRequest
 from workers.contract.report import Desired
 from workers.contract.rundir import driver_log
 from workers.driver.attempt import Attempt
-from workers.driver.driver import Driver, stop_by, take_charge
+from workers.driver.driver import Driver, stop_by
 from workers.driver.effects import Input, StopAsked
 from workers.driver.grant import GrantWatch
 from workers.driver.reporter import Listener, Reporter, logging_to
+from workers.driver.requests import take_charge
 from workers.driver.state import Outcome
 
 _LAST_WORD_SECONDS: Final = 600.0  # an orchestrator that is away for longer starts another generation

@@ -24,6 +24,7 @@ def round_started(state: State, round_: Round) -> Say:
             "pids": dict(round_.pids),
             "nodes": dict(state.nodes),
             "resume_from": order.resume_from,
+            "resume_run": order.resume_run,
             "lost_steps": state.replayed,
             "logs": str(logs_dir(state.request.run_dir)),
         },

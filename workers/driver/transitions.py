@@ -62,6 +62,7 @@ def order_round(state: State, chosen: Chosen, now: float) -> Next:
         round=state.next_round,
         nonce=chosen.nonce,
         resume_from=chosen.resume_from,
+        resume_run=chosen.run,
         store_address=state.store_address,
     )
     state = replace(

@@ -48,7 +48,7 @@ def load_exported(directory: Path) -> ExportedModel:
     try:
         config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         dimensions, context = dimensions_from_hf(config), int(config["max_position_embeddings"])
-        weights = load_file(directory / "model.safetensors")
+        weights = _read_weights(directory)
     except OSError as error:
         raise ExportedModelError(f"{directory} holds no exported model: {error}") from error
     except SafetensorError as error:
@@ -73,6 +73,16 @@ def load_exported(directory: Path) -> ExportedModel:
     if dimensions.tie_embeddings:
         module.lm_head.weight = module.model.embed_tokens.weight  # `assign` replaced one of the two
     return ExportedModel(module=module.eval(), context_tokens=context)
+
+
+def _read_weights(directory: Path) -> dict[str, torch.Tensor]:
+    """Read the one file, or every file that the index names."""
+    index = directory / "model.safetensors.index.json"
+    names = {"model.safetensors"}
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    parts = [load_file(directory / name) for name in sorted(names)]
+    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def _check_shape(directory: Path, name: str, found: torch.Tensor, expected: torch.Tensor) -> None:

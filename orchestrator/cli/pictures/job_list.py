@@ -54,10 +54,10 @@ def _line(cells: Sequence[Text], widths: Sequence[int]) -> Text:
 
 def checkpoint_table(checkpoints: Sequence[CheckpointView]) -> Table:
     """Published checkpoints, newest first."""
-    table = columns(
-        "STEP", "SIZE", "TOKENS SEEN", "BY", "PUBLISHED", "NAME", right=["STEP", "SIZE", "TOKENS SEEN"]
-    )
-    for checkpoint in checkpoints:
+    marks = [_mark(checkpoint) for checkpoint in checkpoints]
+    headings = ["STEP", "SIZE", "TOKENS SEEN", "BY", "PUBLISHED", "NAME", *([""] if any(marks) else [])]
+    table = columns(*headings, right=["STEP", "SIZE", "TOKENS SEEN"])
+    for checkpoint, mark in zip(checkpoints, marks, strict=True):
         table.add_row(
             count_text(checkpoint.step),
             bytes_text(checkpoint.total_bytes),
@@ -65,5 +65,15 @@ def checkpoint_table(checkpoints: Sequence[CheckpointView]) -> Table:
             f"{checkpoint.world_size} ranks" if checkpoint.world_size != 1 else "1 rank",
             clock_text(checkpoint.published_at) if checkpoint.published_at else "-",
             Text(checkpoint.name, style="dim"),
+            *([mark] if any(marks) else []),
         )
     return table
+
+
+def _mark(checkpoint: CheckpointView) -> Text:
+    """Say what is special about it: damaged, or kept by somebody."""
+    if checkpoint.problem:
+        return Text("damaged", style="red")
+    jobs = [holder.removeprefix("job-") for holder in checkpoint.holders if holder.startswith("job-")]
+    words = ["pinned"] * checkpoint.is_pinned + [f"held by {job}" for job in jobs]
+    return Text(", ".join(words), style="yellow")

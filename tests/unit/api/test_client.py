@@ -166,6 +166,7 @@ def test_a_submit_sends_text_overrides_and_key() -> None:
         "spec": "name: x",
         "overrides": ["train.steps=3"],
         "source": "a.yaml",
+        "resume_from": None,
     }
 
 

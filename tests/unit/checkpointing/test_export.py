@@ -1,6 +1,7 @@
 """Exports: read back by safetensors' own reader."""
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from workers.checkpointing import boxes, catalog, chunks
+from workers.checkpointing import boxes, catalog, chunks, holds
+from workers.checkpointing.chunks import open_checkpoint
 from workers.checkpointing.save import Saver
 from workers.contract.config import TrainingConfig
 from workers.contract.manifest import Chunk, ResumePoint
@@ -19,6 +21,7 @@ from workers.contract.rundir import checkpoints_dir
 from workers.data.tokenizer import BOS, ByteTokenizer
 from workers.errors import ConfigError, DamagedCheckpointError, StorageError
 from workers.export import export
+from workers.safetensors_files import cut_into_files
 
 MakeSaver = Callable[..., Saver]
 ResumeAt = Callable[[int], ResumePoint]
@@ -134,22 +137,39 @@ def test_transformers_reads_the_tokenizer_of_an_export_and_where_a_text_begins_a
     assert (settings.bos_token_id, settings.eos_token_id) == (BOS, [BOS, 258])
 
 
-def test_an_export_outlives_the_deletion_of_its_checkpoint(
-    saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("may_hold", [True, False])
+def test_an_export_ends_whole_while_newer_saves_arrive(
+    may_hold: bool,
+    saver: MakeSaver,
+    resume_at: ResumeAt,
+    run_dir: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """B076, variant. Where no lease can be written, the open files outlive the deletion."""
     one = saver(keep=1)
     name = one.save_final(_state(1), {}, resume_at(1))
     read = chunks.ChunkFiles.read
+    is_there = []
 
     def read_after_two_newer_saves(files: chunks.ChunkFiles, chunk: Chunk) -> bytearray:
-        for step in (2, 3):
-            one.save_final(_state(step), {}, resume_at(step))
-        assert name not in [str(m.checkpoint) for m in catalog.published(run_dir)]
+        if not is_there:
+            for step in (2, 3):
+                one.save_final(_state(step), {}, resume_at(step))
+            is_there.append(name in [str(m.checkpoint) for m in catalog.published(run_dir)])
         return read(files, chunk)
 
+    def refuse(*_: Any) -> None:
+        raise StorageError("read-only file system")
+
+    if not may_hold:
+        monkeypatch.setattr(holds, "hold", refuse)
     monkeypatch.setattr(chunks.ChunkFiles, "read", read_after_two_newer_saves)
     to = export(run_dir, name, TASK, tmp_path / "out")
+    assert is_there == [may_hold]
     assert _equal(load_file(to / "model.safetensors"), _weights(1))
+    one.save_final(_state(4), {}, resume_at(4))
+    assert [m.checkpoint.step for m in catalog.published(run_dir)] == [4]
 
 
 def test_damage_is_named_and_nothing_is_left_behind(
@@ -197,3 +217,76 @@ def test_a_directory_that_holds_something_else_is_refused(
 def test_without_a_checkpoint_there_is_nothing_to_export(run_dir: str, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="holds no published checkpoint"):
         export(run_dir, None, TASK, tmp_path / "out")
+
+
+class TestShards:
+    """Weights above the cap go into several files, and an index of them."""
+
+    def test_every_tensor_is_in_the_file_that_the_index_names_and_no_file_is_too_large(
+        self, saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path
+    ) -> None:
+        saver().save_final(_state(3), {"model.head.weight": "model.body.weight"}, resume_at(1))
+        to = export(run_dir, None, TASK, tmp_path / "out", max_shard_bytes=40)
+        index = json.loads((to / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        read = {}
+        for name, file_name in index["weight_map"].items():
+            with safe_open(to / file_name, framework="pt") as file:
+                read[name] = file.get_tensor(name)
+        assert _equal(read, _weights(3))
+        assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in read.values())
+        sizes = {
+            path.name: sum(tensor.nbytes for tensor in load_file(path).values())
+            for path in to.glob("*.safetensors")
+        }
+        number = len(sizes)
+        assert number > 2
+        assert sorted(sizes) == [f"model-{i:05d}-of-{number:05d}.safetensors" for i in range(1, number + 1)]
+        assert [size for size in sizes.values() if size > 40] == [120], "only one tensor is larger by itself"
+        with safe_open(to / index["weight_map"]["body.weight"], framework="pt") as file:
+            assert file.metadata()["head.weight"] == "body.weight"
+
+    def test_a_later_export_replaces_the_shards_of_an_earlier_one(
+        self, saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path
+    ) -> None:
+        saver().save_final(_state(3), {}, resume_at(1))
+        export(run_dir, None, TASK, tmp_path / "out", max_shard_bytes=40)
+        to = export(run_dir, None, TASK, tmp_path / "out")
+        assert [path.name for path in to.iterdir()] == ["model.safetensors"]
+
+    def test_a_llama_in_shards_loads_in_transformers_and_here(
+        self, saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path
+    ) -> None:
+        transformers = pytest.importorskip("transformers")
+        from workers.models.generate import load_exported
+
+        state = _llama_state()
+        saver().save_final(state, {"model.lm_head.weight": "model.model.embed_tokens.weight"}, resume_at(1))
+        to = export(run_dir, None, LLAMA, tmp_path / "out", max_shard_bytes=50_000)
+        assert len(list(to.glob("model-*.safetensors"))) > 2
+        theirs = transformers.LlamaForCausalLM.from_pretrained(to).state_dict()
+        ours = dict(load_exported(to).module.named_parameters())
+        for name, tensor in state.items():
+            assert torch.equal(theirs[name.removeprefix("model.")], tensor), name
+            assert torch.equal(ours[name.removeprefix("model.")], tensor), name
+
+    def test_an_adapter_is_never_cut(self, saver: MakeSaver, resume_at: ResumeAt, run_dir: str) -> None:
+        """peft reads one file."""
+        saver().save_final({"model.a.lora_A.default.weight": torch.ones(4, 4)}, {}, resume_at(1))
+        files = open_checkpoint(run_dir, str(catalog.published(run_dir)[0].checkpoint))
+        names = {"a.lora_A.weight": "model.a.lora_A.default.weight"}
+        assert list(cut_into_files(files.manifest, names, "adapter_model.safetensors", max_file_bytes=1)) == [
+            "adapter_model.safetensors"
+        ]
+
+
+def _llama_state() -> dict[str, torch.Tensor]:
+    from workers.engines.weights import fill
+    from workers.models import load_task
+    from workers.models.task import DeferredTask
+
+    task = load_task(LLAMA)
+    assert isinstance(task, DeferredTask)
+    module = task.build()
+    for name, parameter in list(module.named_parameters()):
+        fill(parameter, task.initial_weight(name))
+    return {f"model.{name}": tensor.detach() for name, tensor in module.named_parameters()}

@@ -13,8 +13,8 @@ import torch
 from workers.checkpointing import catalog
 from workers.checkpointing.fence import raise_fence
 from workers.checkpointing.load import load
+from workers.checkpointing.local_storage import LocalStorage
 from workers.checkpointing.save import Saver
-from workers.checkpointing.storage import LocalStorage
 from workers.contract.events import EventKind
 from workers.contract.manifest import ResumePoint
 from workers.contract.rundir import checkpoints_dir

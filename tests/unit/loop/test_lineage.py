@@ -7,7 +7,7 @@ from workers.contract.config import TrainingConfig
 from workers.contract.manifest import ResumePoint
 from workers.engines import StepOutput
 from workers.errors import ConfigError
-from workers.lineage import Lineage, beginning, check_continuation
+from workers.lineage import Lineage, beginning, check_continuation, fork
 
 CONFIG = TrainingConfig.model_validate(
     {"model": {"kind": "llama"}, "data": {"kind": "text", "path": "here"}, "train": {"steps": 3, "seed": 4}}
@@ -63,3 +63,48 @@ def test_a_point_of_other_samples_is_refused_with_both_values(change: dict[str, 
     check_continuation(point, start=START, global_sequences=32)
     with pytest.raises(ConfigError, match=named):
         check_continuation(point.model_copy(update=change), start=START, global_sequences=32)
+
+
+class TestFork:
+    """A job that begins with another one's checkpoint."""
+
+    POINT = START.model_copy(
+        update={"step": 2, "next_index": 64, "trained": ((0, 64),), "tokens_seen": 10, "loss_first": 3.0}
+    )
+
+    def test_with_the_same_samples_it_goes_on_among_them(self) -> None:
+        start = START.model_copy(update={"config_digest": "of the fork"})
+        point = fork(self.POINT, start=start, global_sequences=32)
+        assert point == self.POINT.model_copy(update={"config_digest": "of the fork"})
+        lineage = Lineage(point, global_sequences=32)
+        lineage.add_step(cuts((64, 96)), step(1.0))
+        lineage.gather(OneRank())
+        result = lineage.result(CONFIG, checkpoint="last", seconds=1.0)
+        assert (result.samples_repeated, result.samples_missing) == (0, 0)
+
+    @pytest.mark.parametrize(
+        ("change", "global_sequences"), [({"data_digest": "other"}, 32), ({"seed": 9}, 32), ({}, 16)]
+    )
+    def test_with_others_their_order_begins_anew_and_each_is_counted_once(
+        self, change: dict[str, object], global_sequences: int
+    ) -> None:
+        start = START.model_copy(update=change)
+        point = fork(self.POINT, start=start, global_sequences=global_sequences)
+        assert (point.step, point.first_step, point.next_index, point.trained) == (2, 2, 0, ())
+        assert point.tokens_seen == 10, "weights have seen them"
+        check_continuation(point, start=start, global_sequences=global_sequences)
+        lineage = Lineage(point, global_sequences=global_sequences)
+        lineage.add_step(cuts((0, global_sequences)), step(1.0))
+        after = lineage.gather(OneRank())
+        check_continuation(after, start=start, global_sequences=global_sequences)
+        config = CONFIG.model_copy(
+            update={
+                "train": CONFIG.train.model_copy(
+                    update={
+                        "batch": CONFIG.train.batch.model_copy(update={"global_sequences": global_sequences})
+                    }
+                )
+            }
+        )
+        result = lineage.result(config, checkpoint="last", seconds=1.0)
+        assert (result.samples_repeated, result.samples_missing) == (0, 0)
