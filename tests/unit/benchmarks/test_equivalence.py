@@ -24,6 +24,7 @@ from benchmarks.equivalence.reference import Run, train_reference
 from benchmarks.equivalence.rows import Results, Row, failed, judge, read_results, write_results
 from workers.contract.config import TrainingConfig
 
+TOP = Path(__file__).parents[3]
 CELL = Cell(variant=DDP, world_size=1, training=TRAININGS[0])
 RUN = Run(losses=[2.0, 1.0], norms=[0.5, 0.25], weights={"a": torch.ones(4), "b": torch.ones(2, 2)})
 
@@ -126,3 +127,9 @@ def test_the_page_shows_a_failing_row_and_hides_no_other(tmp_path: Path) -> None
     assert "- `fsdp-2`, 4 workers, accumulation: rank 2 died" in page
     write_results(results(good, far, dead), tmp_path / "rows.json")
     assert read_results(tmp_path / "rows.json") == replace(results(), rows=[good, far, dead])
+
+
+def test_the_committed_page_is_what_the_committed_rows_say() -> None:
+    committed = read_results(TOP / "results" / "equivalence.json")
+    assert (TOP / "docs" / "equivalence.md").read_text() == render(committed)
+    assert len(committed.rows) == len(list(cells()))
