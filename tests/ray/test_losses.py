@@ -47,7 +47,7 @@ def test_a_killed_agent_costs_an_attempt_and_leaves_nothing(run: Run, tmp_path: 
     assert second["data"]["resume_from"] is not None
     assert run.driver is not None
     run.driver.send_signal(signal.SIGTERM)
-    assert run.finish() == 0
+    assert run.finish() == 0, run.story()
     assert run.events()[-1]["kind"] == "stopped"
     all_gone([*everything_of(run, 2)])
 
@@ -107,14 +107,14 @@ def test_workers_that_do_not_fit_are_not_placed(run: Run):
     config = misbehaving()
     config["scaling"] = {"num_workers": 2, "cpus_per_worker": 100}
     run.start(config, placement_seconds=5.0)
-    assert run.finish() == 0
+    assert run.finish() == 0, run.story()
     assert "0 of 2 workers x 100 CPU" in run.events("attempt_failed")[0]["message"]
     assert run.events()[-1]["message"].startswith("gives its grant back")
 
 
 def test_a_node_with_another_version_is_refused_by_name(run: Run):
     run.start(misbehaving(), version="9.9.9")
-    assert run.finish() == 0
+    assert run.finish() == 0, run.story()
     assert "the service runs 9.9.9" in run.events("failed")[0]["message"]
     assert run.events("round_started") == []
 
@@ -187,7 +187,7 @@ def test_the_orchestrator_hears_everything_though_it_was_away_and_its_stop_is_ob
     wait_for(lambda: len(orchestrator.reports) > heard_at, "reports go on")
     ranks = list(run.rank_pids(2).values())
     orchestrator.action = "stop"
-    assert run.finish() == 0
+    assert run.finish() == 0, run.story()
     all_gone(ranks)
 
     assert orchestrator.reports[-1].phase == "stopped"

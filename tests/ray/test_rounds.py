@@ -75,7 +75,7 @@ def test_five_kills_are_survived_and_every_log_is_kept(run: Run):
 
 def test_an_exception_of_user_code_ends_the_job_with_its_traceback(run: Run):
     run.start(misbehaving(do="raises", rank=1))
-    assert run.finish() == 0
+    assert run.finish() == 0, run.story()
     failed = run.events("failed")[0]
     verdict = failed["data"]["verdict"]
     assert (verdict["failure_class"], verdict["first_rank"]) == ("user_code", 1)
@@ -91,7 +91,7 @@ def test_a_damaged_checkpoint_is_named_and_the_next_older_one_is_used(run: Run):
     run.wait_event("checkpoint_published", number=3)
     assert run.driver is not None
     run.driver.send_signal(signal.SIGTERM)
-    assert run.finish() == 0
+    assert run.finish() == 0, run.story()
     checkpoints = sorted(
         p for p in (run.directory / "checkpoints").iterdir() if (p / "manifest.json").exists()
     )
