@@ -18,7 +18,7 @@ TESTS ?= tests
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
-.PHONY: help setup dev demo test test-fast equivalence lint format lock tools ops clean
+.PHONY: help setup dev demo test test-fast equivalence monitoring lint format lock tools ops clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ test-fast: dev  ## tests that need neither process groups nor Ray
 
 equivalence: dev ops  ## every engine, stage and offload against one process: docs/equivalence.md, about 15 minutes
 	$(TEST_ENV) $(BIN)/python -m benchmarks.equivalence
+
+monitoring: dev  ## Prometheus rules, Grafana dashboards and their pages, from the names of the metrics
+	$(BIN)/python -m deploy.monitoring
 
 lint: dev  ## format, lint, types, layers, and the deployment files
 	$(BIN)/ruff format --check .
@@ -79,7 +82,7 @@ $(VENV)/.dev: $(VENV)/.setup requirements/dev.txt
 	@touch $@
 
 $(TOOLS)/.unpacked: requirements/debian_tools.sh
-	@sh requirements/debian_tools.sh $(TOOLS) promtool=prometheus strace=strace,libunwind8,liblzma5 \
+	@sh requirements/debian_tools.sh $(TOOLS) promtool=prometheus prometheus=prometheus strace=strace,libunwind8,liblzma5 \
 	    && touch $@ || true
 
 # Where libaio's headers are not installed, those of a package that is only unpacked: their archive is linked in whole.

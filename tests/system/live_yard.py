@@ -44,7 +44,7 @@ class LiveYard:
         self.environ = {
             **own,
             "SHARDYARD_HOME": str(home),
-            "SHARDYARD_PORT": str(_free_port()),  # the same after a restart
+            "SHARDYARD_PORT": str(free_port()),  # the same after a restart
             "SHARDYARD_LEASE_SECONDS": "5",
             "SHARDYARD_ALLOWED_ROOTS": str(REPOSITORY),
             "OMP_NUM_THREADS": "1",
@@ -164,7 +164,7 @@ class LiveYard:
             self.finish(job)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
