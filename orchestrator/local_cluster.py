@@ -40,9 +40,14 @@ class _DashboardLostError(LocalClusterError):
 
 
 class LocalCluster(Message):
-    """A Ray cluster that we started. `url` is the Jobs API; both it and `gcs_address` want the token."""
+    """A Ray cluster that we started. `url` is the Jobs API; both it and `gcs_address` want the token.
+
+    `num_cpus` and `num_gpus` are what it may give out; None: all that Ray finds.
+    """
 
     ray: Owned
+    num_cpus: int | None = None
+    num_gpus: int | None = None
     url: str
     gcs_address: str  # what `ray.init(address=...)` takes
     token_path: Path
@@ -59,14 +64,16 @@ def start_cluster(
 ) -> LocalCluster:
     """Start Ray for the state directory `home` and return when it takes jobs; return the one that already runs.
 
-    None leaves a resource to Ray's own detection. Takes about 4 s. Raises LocalClusterError; then, and at
-    Ctrl-C, nothing of it is left running.
+    None leaves a resource as it was in a cluster that died here, else to Ray's own detection. Takes about 4 s. Raises
+    LocalClusterError; then, and at Ctrl-C, nothing of it is left running.
     """
     with lock(home):
         left = read_cluster(home)
         if left is not None:
             if processes.is_running(left.ray):
                 return left
+            num_cpus = left.num_cpus if num_cpus is None else num_cpus
+            num_gpus = left.num_gpus if num_gpus is None else num_gpus
             _end_cluster(home, left)
         for attempt in range(1, _START_TRIES + 1):
             try:
@@ -150,6 +157,8 @@ def _start_once(
     mark = processes.new_mark()
     cluster = LocalCluster(
         ray=Owned(pid=0, mark=mark),
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
         url=f"http://{DASHBOARD_ADDRESS}:{dashboard_port}",
         gcs_address="",
         token_path=token_path,

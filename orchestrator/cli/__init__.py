@@ -3,6 +3,13 @@
 
 def main() -> None:
     """Entry point of the console script `shardyard`."""
-    from orchestrator.cli.app import build_app  # not at import: whoever imports a picture needs no commands
+    import sys
 
-    build_app()()
+    try:
+        from orchestrator.cli.app import (
+            build_app,
+        )  # not at import: whoever imports a picture needs no commands
+
+        build_app()()
+    except KeyboardInterrupt:  # before a command runs; each command tells its own
+        sys.exit(130)

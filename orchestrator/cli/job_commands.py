@@ -240,7 +240,8 @@ def cancel(
         screen.say(f"{view.name} {'is' if view.state == 'cancelled' else 'had already'} {view.state}")
     else:
         screen.say(f"{view.name} is asked to end; now {view.state}: {view.reason}")
-    leave(ExitCode.DONE if view.state == "cancelled" or not (wait or view.is_terminal) else ExitCode.FAILED)
+    is_as_asked = before.is_terminal or view.state == "cancelled" or not (wait or view.is_terminal)
+    leave(ExitCode.DONE if is_as_asked else ExitCode.FAILED)
 
 
 def _user() -> str:

@@ -1,5 +1,6 @@
 """Bring the yard up on this machine and down again: a Ray cluster of our own, and the orchestrator beside it."""
 
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,9 +41,16 @@ def bring_up(
     num_gpus: int | None,
     with_ray: bool,
     tell: Tell,
+    listens: tuple[str, int] | None = None,
 ) -> Yard:
-    """Start what is not yet running of the yard of `home`; at any failure, what this call started is ended again."""
-    cluster_was_up = _is_cluster_up(home)
+    """Start what is not yet running of the yard of `home`; at any failure, what this call started is ended again.
+
+    An orchestrator that was told otherwise is started anew. `listens` is where it will: taken by somebody else is told
+    before Ray is started.
+    """
+    cluster_was_up = running_cluster(home) is not None
+    if listens is not None and not is_up(home):
+        _refuse_taken(*listens)
     with _told():
         began = time.monotonic()
         cluster = None
@@ -68,15 +76,32 @@ def bring_down(home: Path) -> Taken:
     return Taken(service=service.num_found, cluster=cluster.num_found)
 
 
+def running_cluster(home: Path) -> LocalCluster | None:
+    """Return the Ray that `bring_up` started for `home`, if it runs."""
+    cluster = read_cluster(home)
+    return cluster if cluster is not None and is_running(cluster.ray) else None
+
+
 def is_up(home: Path) -> bool:
     """Whether an orchestrator that `bring_up` started for `home` runs."""
     service = read_service(home)
     return service is not None and is_running(service.service)
 
 
-def _is_cluster_up(home: Path) -> bool:
-    cluster = read_cluster(home)
-    return cluster is not None and is_running(cluster.ray)
+def _refuse_taken(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # what has just ended may still be remembered
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise CliError(
+                f"the orchestrator cannot listen on {host}:{port}: {error.strerror}",
+                remedy="Another port: SHARDYARD_PORT=8400 shardyard up. Or 0, for any free one.",
+                code=ExitCode.UNREACHABLE,
+            ) from error
 
 
 @contextmanager

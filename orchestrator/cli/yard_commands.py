@@ -1,6 +1,7 @@
 """up, down, serve, demo, doctor: the yard itself."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ import typer
 from rich.text import Text
 
 from orchestrator.cli.command import JsonFlag, SetOption, command, leave
-from orchestrator.cli.connect import explained
+from orchestrator.cli.connect import connected, explained
 from orchestrator.cli.exit_code import CliError, ExitCode
 from orchestrator.cli.job_file import read_job_file
 from orchestrator.cli.pictures.demo_report import up_line
@@ -46,16 +47,20 @@ def up(
 ) -> None:
     """Start Ray and the orchestrator on this machine.
 
-    Ray is a cluster of its own: loopback only, token required. What runs already stays as it is. With SHARDYARD_RAY_ADDRESS set, only the orchestrator is started.
+    Ray is a cluster of its own, and wants a token. What runs already stays, as do the jobs on it; what died is started anew. With SHARDYARD_RAY_ADDRESS set, only the orchestrator is started.
     """
-    from orchestrator.cli.yard import bring_up, is_up  # psutil and the process edge: `ls` need not wait
+    from orchestrator.cli.yard import (
+        bring_up,
+        running_cluster,
+    )  # psutil, the process edge: `ls` need not wait
 
     screen = Screen(as_json=as_json)
     settings, environ = _settings(home)
-    if (cpus is not None or gpus is not None or allow) and is_up(settings.home_dir):
+    cluster = running_cluster(settings.home_dir)
+    if cluster is not None and (cpus, gpus) not in ((None, None), (cluster.num_cpus, cluster.num_gpus)):
         raise CliError(
-            "the yard is up, and what it was started with stays",
-            remedy="`shardyard down` first; jobs that run then are ended.",
+            "Ray is up, and gives out what it was started with",
+            remedy="`shardyard down` first; jobs that run then are ended, and go on at the next `up`.",
         )
     environ |= _allowing(settings, allow)
     with screen.busy("starting"):
@@ -65,6 +70,7 @@ def up(
             num_cpus=cpus,
             num_gpus=gpus,
             with_ray=settings.ray_address is None,
+            listens=(settings.host, settings.port) if settings.port else None,
             tell=lambda what, where, seconds: screen.show(up_line(what, where, seconds)),
         )
     screen.emit(
@@ -93,21 +99,34 @@ def _allowing(settings: Settings, more: list[Path]) -> dict[str, str]:
 
 @command
 def down(home: HomeOption = None, as_json: JsonFlag = False) -> None:
-    """End what `up` started, with every job on it.
+    """End what `up` started: Ray, the orchestrator, and the processes of every job.
 
-    Run directories stay: checkpoints, logs and exports outlive the cluster.
+    Run directories stay: checkpoints, logs and exports outlive the cluster. A job that has not ended goes on from its newest checkpoint at the next `up`; `shardyard cancel` it first if it shall not.
     """
     from orchestrator.cli.yard import bring_down  # see `up`
 
     screen = Screen(as_json=as_json)
-    settings, _ = _settings(home)
+    settings, environ = _settings(home)
     with screen.busy("ending"):
+        unfinished = _unfinished(environ)
         taken = bring_down(settings.home_dir)
-    screen.emit({"processes_ended": taken.service + taken.cluster})
+    screen.emit({"processes_ended": taken.service + taken.cluster, "unfinished": unfinished})
     if taken.service + taken.cluster:
         screen.say(f"Down: {plural(taken.service + taken.cluster, 'process', 'processes')} ended, none left.")
     else:
         screen.say("Nothing was up.")
+    if unfinished:
+        screen.say(f"Not finished, and going on at the next `shardyard up`: {', '.join(unfinished)}.")
+
+
+def _unfinished(environ: Mapping[str, str]) -> list[str]:
+    """Names of the jobs that have not ended in the yard of this machine; none where nobody answers."""
+    own = {name: value for name, value in environ.items() if name != "SHARDYARD_URL"}
+    try:
+        with connected(own) as client:
+            return [job.name for job in client.all_jobs() if not job.is_terminal]
+    except CliError:
+        return []
 
 
 @command

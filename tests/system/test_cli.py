@@ -8,7 +8,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from live_yard import LiveYard, llama, wait_until
+from live_yard import REPOSITORY, LiveYard, llama, wait_until
+
+from orchestrator.local_cluster import read_cluster
+from orchestrator.processes import is_running
 
 pytestmark = pytest.mark.system
 SHARDYARD = Path(sys.executable).with_name("shardyard")
@@ -89,13 +92,33 @@ def test_a_job_runs_without_an_orchestrator(tmp_path: Path):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_up_and_down_leave_nothing(tmp_path: Path):
+def test_up_starts_what_died_anew_and_down_leaves_nothing(tmp_path: Path):
     environ = {**os.environ, "SHARDYARD_HOME": str(tmp_path / "home"), "SHARDYARD_PORT": "0"}
-    up = shardyard("up", "--json", environ=environ)
+    up = shardyard("up", "--cpus", "3", "--json", environ=environ)
     assert up.returncode == 0, up.stderr
     assert shardyard("doctor", environ=environ).returncode == 0
+    waits = tmp_path / "job.yaml"
+    waits.write_text(llama("waits", workers=4))
+    refused = shardyard("submit", str(waits), environ=environ)
+    assert refused.returncode == 2
+    assert "data.path" in refused.stderr, "its data are not allowed yet"
+
+    ray = read_cluster(tmp_path / "home")
+    assert ray is not None
+    [gcs] = [p for p in psutil.Process(ray.ray.pid).children() if p.name() == "gcs_server"]
+    gcs.kill()
+    wait_until(lambda: not is_running(ray.ray), "Ray ends with its GCS")
+    again = shardyard("up", "--allow", str(REPOSITORY), "--json", environ=environ)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["ray"] != json.loads(up.stdout)["ray"]
+    looked = shardyard("doctor", environ=environ)
+    assert looked.returncode == 0, looked.stdout
+    assert "3 CPU" in looked.stdout, "what Ray may give out is remembered"
+    assert shardyard("submit", str(waits), environ=environ).returncode == 0
+
     down = shardyard("down", environ=environ)
     assert down.returncode == 0, down.stderr
+    assert "at the next `shardyard up`: waits" in down.stdout
     wait_until(lambda: not processes_that_name(tmp_path), "no process of it is left")
 
 

@@ -45,3 +45,20 @@ def test_a_second_home_has_a_service_of_its_own(tmp_path: Path) -> None:
     finally:
         for home in homes:
             stop_service(home)
+
+
+def test_a_service_that_was_told_otherwise_is_started_anew_and_keeps_what_jobs_may_use(
+    tmp_path: Path,
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    home = tmp_path / "home"
+    first = start_service(home, environ={**ENVIRON, "SHARDYARD_ALLOWED_ROOTS": str(one)}, cluster=None)
+    try:
+        assert start_service(home, environ=ENVIRON, cluster=None) == first, "nothing new was asked for"
+        second = start_service(home, environ={**ENVIRON, "SHARDYARD_ALLOWED_ROOTS": str(two)}, cluster=None)
+        assert second.service != first.service
+        assert not processes.is_running(first.service)
+        assert httpx.get(f"{second.url}/healthz").is_success
+        assert second.settings["SHARDYARD_ALLOWED_ROOTS"] == f"{one},{two}"
+    finally:
+        stop_service(home)
