@@ -1,7 +1,8 @@
 """A Ray cluster of one node on this machine: started for one state directory, ended without a trace.
 
-Ray runs in a short temp dir of its own, on loopback, with token authentication. Everything is ended by pid,
-so other Ray clusters of the machine are left alone. Knows nothing of jobs.
+Ray runs in a short temp dir of its own, with token authentication. What it serves over HTTP it serves on loopback; its
+gRPC servers listen on every address, as Ray has it, and answer to the token only. Everything is ended by pid, so other
+Ray clusters of the machine are left alone. Knows nothing of jobs.
 """
 
 import contextlib
@@ -119,6 +120,7 @@ def ray_environment(environ: Mapping[str, str], *, token_path: Path) -> dict[str
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # nobody waits for this node: 30 s by default
         "DASHBOARD_METRIC_PORT": "-1",  # a fixed port on all interfaces otherwise
+        "RAY_enable_metrics_collection": "false",  # else the agent serves them on all interfaces, without a token
     }
 
 

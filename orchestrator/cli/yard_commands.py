@@ -47,7 +47,7 @@ def up(
 ) -> None:
     """Start Ray and the orchestrator on this machine.
 
-    Ray is a cluster of its own, and wants a token. What runs already stays, as do the jobs on it; what died is started anew. With SHARDYARD_RAY_ADDRESS set, only the orchestrator is started.
+    The API listens on loopback. Ray is a cluster of its own: other machines reach its ports, and need its token. What runs already stays, as do the jobs on it; what died is started anew. With SHARDYARD_RAY_ADDRESS set, only the orchestrator is started.
     """
     from orchestrator.cli.yard import (
         bring_up,

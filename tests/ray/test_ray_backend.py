@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -118,6 +119,19 @@ def backend(cluster: LocalCluster, driver: Path) -> Iterator[RayJobsBackend]:
 def test_the_cluster_tells_what_its_node_has(backend: RayJobsBackend) -> None:
     [node] = backend.capacity().nodes
     assert (node.cpus, node.gpus, node.is_head, node.address) == (2, 0, True, "127.0.0.2")
+
+
+def test_no_port_that_other_machines_reach_answers_without_the_token(cluster: LocalCluster) -> None:
+    wide = {
+        connection.laddr.port
+        for process in processes.family(cluster.ray.mark)
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and not connection.laddr.ip.startswith(("127.", "::ffff:127."))
+    }
+    assert wide, "Ray's gRPC servers"
+    for port in wide:
+        with pytest.raises(httpx.TransportError):  # they speak HTTP/2 alone, and tell nothing to HTTP/1.1
+            httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=5, trust_env=False)
 
 
 def test_a_driver_gets_what_was_handed_down_and_all_it_holds_is_named_until_it_is_gone(

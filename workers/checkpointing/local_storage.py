@@ -97,12 +97,15 @@ class LocalStorage:
         with _as_storage_error(self.root / name):
             _sync_directory(self.root / name)
 
-    def publish(self, name: str, content: bytes) -> None:
-        """Write a file so that it is there whole or not at all, whatever dies when, and durable on return."""
+    def publish(self, name: str, content: bytes, *, is_private: bool = False) -> None:
+        """Write a file so that it is there whole or not at all, whatever dies when, and durable on return.
+
+        A private one can be read by its owner alone.
+        """
         temporary = f"{name}{_TEMPORARY}"
         with _as_storage_error(self.root / temporary):
             (self.root / temporary).unlink(missing_ok=True)  # of a try that failed
-        with self.create(temporary) as file:
+        with DurableFile(self.root / temporary, mode=0o600 if is_private else 0o644) as file:
             file.append(content)
         with _as_storage_error(self.root / name):
             os.replace(self.root / temporary, self.root / name)  # noqa: PTH105 -- one spelling with the other os calls
@@ -137,11 +140,11 @@ class LocalStorage:
 class DurableFile:
     """A new file that grows; its bytes are durable when the `with` block ends without an error."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, mode: int = 0o644) -> None:
         self._path = path
         self.size_bytes = 0
         with _as_storage_error(path):
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
     def append(self, content: bytes | memoryview) -> None:
         """Write all of `content` behind what is there."""

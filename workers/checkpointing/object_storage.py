@@ -115,8 +115,8 @@ class ObjectStorage:
     def sync_directory(self, name: str) -> None:
         """Nothing to sync: what was put is listed."""
 
-    def publish(self, name: str, content: bytes) -> None:
-        """Put an object, whole or not at all."""
+    def publish(self, name: str, content: bytes, *, is_private: bool = False) -> None:
+        """Put an object, whole or not at all. Who may read it is the bucket's word."""
         url = self._url(name)
         with _as_storage_error(url):
             self._fs.pipe_file(url, content)

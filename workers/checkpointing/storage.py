@@ -88,8 +88,11 @@ class Storage(Protocol):
         """Make the entries of a directory durable."""
         ...
 
-    def publish(self, name: str, content: bytes) -> None:
-        """Write a file so that it is there whole or not at all, whatever dies when, and durable on return."""
+    def publish(self, name: str, content: bytes, *, is_private: bool = False) -> None:
+        """Write a file so that it is there whole or not at all, whatever dies when, and durable on return.
+
+        A private one is for its owner alone where the storage knows owners; who may read a bucket is the bucket's word.
+        """
         ...
 
     def rename(self, old: str, new: str) -> bool:

@@ -11,10 +11,13 @@ from workers.errors import StorageError
 
 
 def take_charge(request: LaunchRequest) -> None:
-    """Write the request where agents look for it, and shut older generations out. Raises StorageError."""
+    """Write the request where agents look for it, and shut older generations out. Raises StorageError.
+
+    It holds the job's `runtime.env`, so nobody but the user whose job this is reads it.
+    """
     storage = open_storage(request.storage)
     storage.make_directory(".")
-    storage.publish(request_name(request.generation), request.to_json().encode())
+    storage.publish(request_name(request.generation), request.to_json().encode(), is_private=True)
     raise_fence(request.storage, request.generation)
 
 
