@@ -1,38 +1,84 @@
-"""Where a rank is, in memory shared with its agent: readable even after a SIGKILL. Knows no torch."""
+"""Where a rank is, in memory shared with its agent: readable while it hangs and after a SIGKILL. Knows no torch."""
 
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from workers.progress import Phase, Progress
 
-BOARD_SIZE: Final = 2  # 64-bit integers: the phase as an index into PHASES; the step in work, -1 for none
+BOARD_SIZE: Final = 5  # 64-bit integers, in this order:
+_PHASE, _STEP, _SINCE, _USUAL, _COLLECTIVES = range(BOARD_SIZE)
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+STACKS_SIGNAL: Final = signal.SIGRTMIN + 5  # makes a rank write the stacks of its threads into its log
 _NO_STEP: Final = -1
+_WARM_UP_STEPS: Final = 2  # they compile, allocate and fill caches: what they take is not usual
+_MEMORY_STEPS: Final = 20  # over about so many steps the usual duration is taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A board at one moment. Nanoseconds are of the machine's monotonic clock, which all its processes share."""
+
+    phase: Phase
+    step: int | None  # in work
+    since_ns: int  # when phase or step last changed
+    usual_step_ns: int  # mean over the last steps; 0 while the rank warms up
+    collectives: int  # issued so far, all process groups together, a second old at most while the rank runs
 
 
 class BoardProgress(Progress):
-    """A progress that is also written to shared memory: two stores a step."""
+    """A progress that is also written to shared memory, with how long steps usually take: a microsecond a step."""
 
-    __slots__ = ("_board",)
+    __slots__ = ("_began_ns", "_board", "_clock_ns", "_steps")
     _board: Any
+    _clock_ns: Callable[[], int]
+    _began_ns: int  # of the step in work; 0: none
+    _steps: int
 
-    def __init__(self, board: Any) -> None:
+    def __init__(self, board: Any, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         """Take over `board`, an array of BOARD_SIZE integers."""
-        object.__setattr__(self, "_board", board)
+        for name, value in (("_board", board), ("_clock_ns", clock_ns), ("_began_ns", 0), ("_steps", 0)):
+            object.__setattr__(self, name, value)
         super().__init__()
+
+    def count_collectives(self, issued: int) -> None:
+        """Write down how many collectives this rank has issued. From any thread."""
+        self._board[_COLLECTIVES] = issued
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
+        now = self._clock_ns()
+        if self._began_ns:  # whichever changes: the step that was in work is over
+            self._learn(now - self._began_ns)
+        is_step = name == "step" and value is not None
+        object.__setattr__(self, "_began_ns", now if is_step else 0)
         if name == "phase":
-            self._board[0] = PHASES.index(value)
+            self._board[_PHASE] = PHASES.index(value)
         elif name == "step":
-            self._board[1] = _NO_STEP if value is None else value
+            self._board[_STEP] = _NO_STEP if value is None else value
+        self._board[_SINCE] = now
+
+    def _learn(self, took_ns: int) -> None:
+        object.__setattr__(self, "_steps", self._steps + 1)
+        if self._steps > _WARM_UP_STEPS:
+            usual = self._board[_USUAL]
+            self._board[_USUAL] = usual + (took_ns - usual) // _MEMORY_STEPS if usual else took_ns
 
 
 def clear_board(board: Any) -> None:
     """Set it to what a rank is before its first line."""
-    board[0], board[1] = 0, _NO_STEP
+    board[_PHASE], board[_STEP], board[_SINCE] = 0, _NO_STEP, time.monotonic_ns()
+    board[_USUAL], board[_COLLECTIVES] = 0, 0
 
 
-def read_board(board: Any) -> tuple[Phase, int | None]:
-    """Return the phase and the step in work that a rank left on its board."""
-    return PHASES[board[0]], None if board[1] == _NO_STEP else int(board[1])
+def read_board(board: Any) -> Reading:
+    """Return where the rank is, or was when it ended."""
+    return Reading(
+        phase=PHASES[board[_PHASE]],
+        step=None if board[_STEP] == _NO_STEP else int(board[_STEP]),
+        since_ns=int(board[_SINCE]),
+        usual_step_ns=int(board[_USUAL]),
+        collectives=int(board[_COLLECTIVES]),
+    )

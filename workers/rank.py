@@ -25,6 +25,7 @@ from workers.contract.rundir import rank_log
 from workers.guard import end_with_parent
 from workers.loop import train
 from workers.progress import Progress
+from workers.pulse import count_collectives, show_stacks_when_asked
 from workers.world import join_world
 
 TRACE_IMPORTS: Final = (
@@ -52,9 +53,12 @@ def rank_main(order_json: str, conn: Connection, board: Any) -> None:
     order = RankOrder.from_json(order_json)
     _redirect_output(order)
     faulthandler.enable()
+    show_stacks_when_asked()
     os.environ.update(order.environment)
     sys.path[:0] = [entry for entry in order.sys_path if entry not in sys.path]
-    code = run(order, _Speaker(conn), BoardProgress(board))
+    progress = BoardProgress(board)
+    count_collectives(progress)
+    code = run(order, _Speaker(conn), progress)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()

@@ -14,7 +14,7 @@ from workers.contract.launch import RankOrder
 from workers.errors import CollectiveError, RendezvousError
 
 MEET_SECONDS: Final = 60.0  # how long a rank waits for the others at the start of a round
-COLLECTIVE_SECONDS: Final = 600.0  # longest silence inside a collective before it fails
+COLLECTIVE_SECONDS: Final = 1800.0  # longest silence inside a collective; the driver sees a hang long before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

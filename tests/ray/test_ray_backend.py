@@ -126,7 +126,8 @@ def test_no_port_that_other_machines_reach_answers_without_the_token(cluster: Lo
         connection.laddr.port
         for process in processes.family(cluster.ray.mark)
         for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN and not connection.laddr.ip.startswith(("127.", "::ffff:127."))
+        if connection.status == psutil.CONN_LISTEN
+        and not connection.laddr.ip.startswith(("127.", "::ffff:127."))
     }
     assert wide, "Ray's gRPC servers"
     for port in wide:

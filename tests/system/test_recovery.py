@@ -90,3 +90,18 @@ def test_a_frozen_orchestrator_fails_no_job(clean_yard: LiveYard):
         os.kill(pid, signal.SIGCONT)
     done = clean_yard.finish(job)
     assert (done.state, done.generation, done.counters.charged) == ("succeeded", 1, 0), clean_yard.story(job)
+
+
+def test_a_frozen_rank_is_named_and_costs_a_round(clean_yard: LiveYard):
+    """B093: it is not waited for until a collective times out, and nobody else is blamed."""
+    job = clean_yard.submit(llama("frozen", steps=400))
+    clean_yard.wait(job, lambda seen: seen.step >= 20, "step 20")
+    os.kill(clean_yard.rank_pids(job)[1], signal.SIGSTOP)
+    done = clean_yard.finish(job)
+    assert done.state == "succeeded", clean_yard.story(job)
+    [failed] = clean_yard.events(job, EventKind.ROUND_FAILED)
+    assert failed.rank == 1, failed.message
+    assert failed.message.startswith("hang: rank 1 on ")
+    assert done.counters.charged == 1
+    assert done.result is not None
+    assert (done.result.samples_repeated, done.result.samples_missing) == (0, 0)

@@ -10,6 +10,7 @@ import pytest
 from forked_ranks import Round, llama, misbehaving, warm_server
 
 from workers.agent.forkserver import WarmForkserver
+from workers.agent.messages import Stalled
 from workers.checkpointing import catalog
 from workers.contract.failure import FailureClass
 from workers.contract.rank_messages import Done, Measured, Ready
@@ -210,3 +211,28 @@ with warm_server() as server:
         process.wait()
         process.stdout.close()
     temporary.cleanup()
+
+
+def stalls_of(both: Round) -> list[Stalled]:
+    """Both ranks' words, once both have stood still for long and their counts are up to date."""
+    both.wait(lambda: all((stall := rank.stall()) and stall.seconds > 8 for rank in both.ranks), "standstill")
+    return [stall for rank in both.ranks if (stall := rank.stall()) is not None]
+
+
+@pytest.mark.parametrize("do", ["sleeps", "spins", "stopped"])
+def test_a_rank_that_hangs_is_told_from_those_that_wait_for_it(server, tmp_path, do):
+    """B093."""
+    both = Round(
+        server, tmp_path, misbehaving(do="nothing" if do == "stopped" else do, rank=1, step=20, seconds=0.05)
+    )
+    if do == "stopped":
+        both.wait(lambda: "call 20" in both.log(1), "some steps")
+        os.kill(both.ranks[1].pid, signal.SIGSTOP)
+    waits, hangs = stalls_of(both)
+    assert (waits.phase, hangs.phase) == ("step", "step")
+    assert waits.usual_step_seconds > 0.05
+    assert hangs.collectives < waits.collectives
+    assert (hangs.process_state == "T") == (do == "stopped")
+    if do != "stopped":
+        both.wait(lambda: f"in {do}" in both.log(1), "its stacks, in its log")
+    both.end(ordered=(0, 1))

@@ -86,6 +86,10 @@ class Misbehaving:
     def sleeps(self):
         time.sleep(3600)
 
+    def spins(self):
+        while True:
+            pass
+
     def out_of_memory(self):
         raise MemoryError("no more")
 

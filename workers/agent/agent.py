@@ -21,6 +21,7 @@ from workers.contract.launch import LaunchRequest, RankOrder, RoundOrder
 from workers.contract.rank_messages import Measured
 
 _LOOK_SECONDS: Final = 1.0  # at the latest: the lease is looked at
+_STALL_TOLD_SECONDS: Final = 2.0  # at most so often
 _EXIT_SECONDS: Final = 0.25  # for a rank that said `Failed` or `Done` to leave with its own exit code
 
 
@@ -91,6 +92,7 @@ class Agent:
         self._rank: RankProcess | None = None
         self._rank_is_proven = False
         self._obeyed = 0
+        self._stall_told_at = float("-inf")
 
     def run(self) -> None:
         """Register, then obey until `stop`. Raises LeaseLostError. Leaves no process behind, however it ends."""
@@ -127,6 +129,7 @@ class Agent:
         wait(sentinels, timeout=_LOOK_SECONDS)
         self._waker.quiet()
         self._hear_rank()
+        self._watch_rank()
         self._keep_store()
         if self._postbox.gone.is_set() or self._clock() >= self._postbox.lease_ends_at:
             self._end_rank(ordered=True)
@@ -174,6 +177,13 @@ class Agent:
             self._end_rank(ordered=rank.done is not None)
         elif rank.is_gone:
             self._end_rank(ordered=False)
+
+    def _watch_rank(self) -> None:
+        """Tell the driver that the rank stands still, and again while it does."""
+        stall = self._rank.stall() if self._rank is not None else None
+        if stall is not None and self._clock() >= self._stall_told_at + _STALL_TOLD_SECONDS:
+            self._stall_told_at = self._clock()
+            self._postbox.tell(stall, at_once=True)
 
     def _pass_on(self, rank: RankProcess) -> None:
         for message in rank.take():

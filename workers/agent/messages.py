@@ -8,6 +8,7 @@ from workers.contract.base import Message
 from workers.contract.failure import FailureClass, RankEnding
 from workers.contract.launch import RoundOrder
 from workers.contract.rank_messages import Done, Measured, Ready, Told
+from workers.progress import Phase
 
 
 class Registered(Message):
@@ -51,6 +52,20 @@ class Said(Message):
     message: Annotated[Ready | Measured | Told | Done, Field(discriminator="type")]
 
 
+class Stalled(Message):
+    """A rank lives but has not moved for `seconds`. Told again every few seconds until it moves."""
+
+    type: Literal["stalled"] = "stalled"
+    rank: int
+    round: int
+    seconds: float
+    phase: Phase
+    step: int | None
+    usual_step_seconds: float  # 0: not known yet
+    collectives: int  # issued so far
+    process_state: str  # the kernel's letter: R, S, D, T (stopped), t (traced), Z
+
+
 class Ended(Message):
     """The rank process is gone, and everything it started with it."""
 
@@ -60,11 +75,13 @@ class Ended(Message):
     ending: RankEnding
 
 
-AgentMessage = Annotated[Registered | StoreMoved | Started | Said | Ended, Field(discriminator="type")]
-_ADAPTER: TypeAdapter[Registered | StoreMoved | Started | Said | Ended] = TypeAdapter(AgentMessage)
+AgentMessage = Annotated[
+    Registered | StoreMoved | Started | Said | Stalled | Ended, Field(discriminator="type")
+]
+_ADAPTER: TypeAdapter[Registered | StoreMoved | Started | Said | Stalled | Ended] = TypeAdapter(AgentMessage)
 
 
-def parse_agent_message(line: str) -> Registered | StoreMoved | Started | Said | Ended:
+def parse_agent_message(line: str) -> Registered | StoreMoved | Started | Said | Stalled | Ended:
     """Parse one line; raises ValidationError on anything that no agent of this version sends."""
     return _ADAPTER.validate_json(line)
 

@@ -8,16 +8,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from workers.agent.forkserver import WarmForkserver
-from workers.board import BOARD_SIZE, clear_board, read_board
+from workers.agent.messages import Stalled
+from workers.board import BOARD_SIZE, STACKS_SIGNAL, clear_board, read_board
 from workers.contract.failure import FailureClass, RankEnding
 from workers.contract.launch import RankOrder
 from workers.contract.rank_messages import Done, Failed, Measured, Ready, Told, parse_rank_message
 
+STALL_SECONDS: Final = 5.0  # from then on a standstill is told; whether it is a hang, the driver judges
+STALL_STEPS: Final = 2.0  # so many usual steps, where they take longer
 _LAST_WORDS_SECONDS: Final = 1.0  # for the pipe to run dry after the process is gone
 
 
@@ -40,6 +44,7 @@ class RankProcess:
         self._wake = wake
         self._server = server
         self._lines: deque[bytes] = deque()
+        self._asked_at_ns = 0  # for its stacks: the standstill that it was asked in
         self._board: Any = server.board(BOARD_SIZE)
         clear_board(self._board)
         self._conn, child = server.pipe()
@@ -80,6 +85,26 @@ class RankProcess:
             said.append(message)
         return said
 
+    def stall(self) -> Stalled | None:
+        """Say where the rank stands if it has stood there for long; asks it for its stacks the first time."""
+        read = read_board(self._board)
+        seconds = (time.monotonic_ns() - read.since_ns) / 1e9
+        if seconds < max(STALL_SECONDS, STALL_STEPS * read.usual_step_ns / 1e9):
+            return None
+        if self._asked_at_ns != read.since_ns:
+            self._asked_at_ns = read.since_ns
+            os.kill(self.pid, STACKS_SIGNAL)
+        return Stalled(
+            rank=self.order.rank,
+            round=self.order.round.round,
+            seconds=seconds,
+            phase=read.phase,
+            step=read.step,
+            usual_step_seconds=read.usual_step_ns / 1e9,
+            collectives=read.collectives,
+            process_state=_state_of(self.pid),
+        )
+
     def end(self, spare: tuple[int, ...]) -> None:
         """Kill the rank with all that it started, and remove its scratch files; what it said before can still be taken."""
         if not self.is_gone:
@@ -96,15 +121,15 @@ class RankProcess:
 
     def ending(self, *, ordered: bool) -> RankEnding:
         """Say how it ended; call it after `end`."""
-        phase, step = read_board(self._board)
+        left = read_board(self._board)
         exit_code = self._process.exitcode
         base = RankEnding(
             rank=self.order.rank,
             node=self.order.node,
             at=self._clock() - self.began_at,
             exit_code=exit_code,
-            phase=phase,
-            step=step,
+            phase=left.phase,
+            step=left.step,
             ordered=ordered,
         )
         if self.failed is not None:
@@ -126,3 +151,11 @@ class RankProcess:
                 self._lines.append(self._conn.recv_bytes())
                 self._wake()
         self._wake()
+
+
+def _state_of(pid: int) -> str:
+    """Return the kernel's letter for a process; empty where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

@@ -30,7 +30,7 @@ from workers.contract.data_config import (
 from workers.contract.deepspeed_raw import SAME, RawReading, read_raw
 from workers.contract.engine_config import Engine, Offload, Prefetch
 from workers.contract.model_config import EnvironmentName, HfModel, LlamaModel, LlamaSize, Lora, TaskModel
-from workers.contract.numbers import NonNegativeInt, PositiveInt
+from workers.contract.numbers import NonNegativeInt, PositiveFloat, PositiveInt
 from workers.contract.train_config import Batch, LossScale, Optimizer, Precision, Schedule, Train
 
 __all__ = [
@@ -136,9 +136,14 @@ class Checkpoint(Strict):
 
 
 class Failure(Strict):
-    """What happens when something dies. `max_failures` counts infrastructure; user code is never retried."""
+    """What happens when something dies. `max_failures` counts infrastructure; user code is never retried.
+
+    `hang_seconds` is how long all ranks may stand still in one step before the one that the others wait for is ended:
+    `auto` is 20 usual steps, at least 30 s. Compiling, loading, evaluating and saving have 20 minutes.
+    """
 
     max_failures: NonNegativeInt = 5
+    hang_seconds: Literal["auto"] | PositiveFloat = "auto"
     on_oom: Literal["fail"] = "fail"
     on_nan: Literal["fail"] = "fail"
 

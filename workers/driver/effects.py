@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from workers.agent.messages import Ended, Registered, Said, Started, StoreMoved
+from workers.agent.messages import Ended, Registered, Said, Stalled, Started, StoreMoved
 from workers.contract.events import EventKind, Sample
 from workers.contract.launch import RoundOrder
 
@@ -68,7 +68,7 @@ class AgentSaid:
     """A message of an agent of attempt `attempt`."""
 
     attempt: int
-    message: Registered | StoreMoved | Started | Said | Ended
+    message: Registered | StoreMoved | Started | Said | Stalled | Ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ The smallest thing that broke is rebuilt: `restart.decide` says which, and what 
 from dataclasses import replace
 from typing import assert_never
 
-from workers.agent.messages import Ended, Registered, Said, Started, StoreMoved
+from workers.agent.messages import Ended, Registered, Said, Stalled, Started, StoreMoved
 from workers.contract.events import EventKind
 from workers.contract.failure import FailureClass, Verdict
 from workers.contract.launch import LaunchRequest
@@ -24,6 +24,7 @@ from workers.driver.effects import (
     StopAsked,
     Tick,
 )
+from workers.driver.hang import judge_hang
 from workers.driver.progress import measured, reach, round_started
 from workers.driver.settle import LookAgain, settle
 from workers.driver.state import Outcome, Stage, State
@@ -111,7 +112,9 @@ def _look(state: State, now: float) -> Next:
             return state, ()
 
 
-def _agent_said(state: State, message: Registered | StoreMoved | Started | Said | Ended, now: float) -> Next:
+def _agent_said(
+    state: State, message: Registered | StoreMoved | Started | Said | Stalled | Ended, now: float
+) -> Next:
     match message:
         case Registered():
             return _registered(state, message, now)
@@ -121,7 +124,7 @@ def _agent_said(state: State, message: Registered | StoreMoved | Started | Said 
             return state, (_tell(state, message, told),)
         case Said(message=Measured(sample=sample)) if not _is_current(state, message):
             return state, (Forward(sample=sample),)
-        case Started() | Said() | Ended():
+        case Started() | Said() | Stalled() | Ended():
             if state.stage is not Stage.TRAINING or not _is_current(state, message):
                 return state, ()
             return _round_said(state, message, now)
@@ -145,7 +148,7 @@ def _store_moved(state: State, moved: StoreMoved, now: float) -> Next:
     return fail(state, verdict, now)
 
 
-def _is_current(state: State, message: Started | Said | Ended) -> bool:
+def _is_current(state: State, message: Started | Said | Stalled | Ended) -> bool:
     return state.round is not None and message.round == state.round.order.round
 
 
@@ -193,7 +196,7 @@ def _registered(state: State, agent: Registered, now: float) -> Next:
     return state, (said, *effects)
 
 
-def _round_said(state: State, message: Started | Said | Ended, now: float) -> Next:
+def _round_said(state: State, message: Started | Said | Stalled | Ended, now: float) -> Next:
     round_ = state.round
     assert round_ is not None
     match message:
@@ -207,6 +210,10 @@ def _round_said(state: State, message: Started | Said | Ended, now: float) -> Ne
             return measured(state, round_, sample, now)
         case Said(rank=rank, message=Done(result=result)):
             return _done(replace(state, round=replace(round_, done={**round_.done, rank: result})), now)
+        case Stalled(rank=rank):
+            stalled_at = {**round_.stalled_at, rank: now}
+            round_ = replace(round_, stalls={**round_.stalls, rank: message}, stalled_at=stalled_at)
+            return _judge(replace(state, round=round_), now)
         case Ended(ending=ending):
             if ending.ordered or message.rank in round_.done:
                 return state, ()
@@ -249,11 +256,11 @@ def _judge(state: State, now: float) -> Next:
 
 
 def _judge_silence(state: State, now: float) -> Next:
-    """An agent that is not heard for a lease has ended its rank, or is about to."""
+    """An agent that is not heard for a lease has ended its rank, or is about to; one that is heard may tell of a hang."""
     lease = state.request.lease_seconds
     silent = [rank for rank, at in state.heard_at.items() if now - at > lease and rank in state.agents]
     if not silent:
-        return replace(state, until=None), ()
+        return _judge_standstill(state, now)
     agent = state.agents[min(silent)]
     verdict = Verdict(
         failure_class=FailureClass.AGENT_LOST,
@@ -263,6 +270,19 @@ def _judge_silence(state: State, now: float) -> Next:
         step=state.step,
     )
     return fail(state, verdict, now, confirmed=False)
+
+
+def _judge_standstill(state: State, now: float) -> Next:
+    round_ = state.round
+    assert round_ is not None
+    verdict = judge_hang(
+        round_.stalls,
+        round_.stalled_at,
+        nodes={rank: node for rank, node in state.nodes.items() if rank not in round_.done},
+        hang_seconds=state.request.config.failure.hang_seconds,
+        now=now,
+    )
+    return (replace(state, until=None), ()) if verdict is None else fail(state, verdict, now)
 
 
 def _attempt_ended(state: State, ended: AttemptEnded, now: float) -> Next:

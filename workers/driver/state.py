@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from workers.agent.messages import Registered
+from workers.agent.messages import Registered, Stalled
 from workers.contract.events import JobResult
 from workers.contract.failure import RankEnding, Verdict
 from workers.contract.launch import LaunchRequest, RoundOrder
@@ -49,6 +49,10 @@ class Round:
     done: Mapping[int, JobResult] = field(default_factory=dict)
     endings: tuple[RankEnding, ...] = ()
     seen_at: tuple[float, ...] = ()  # when each ending arrived
+    stalls: Mapping[int, Stalled] = field(
+        default_factory=dict
+    )  # the newest of each rank that ever stood still
+    stalled_at: Mapping[int, float] = field(default_factory=dict)  # when each of them arrived
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

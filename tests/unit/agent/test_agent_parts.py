@@ -164,12 +164,42 @@ def test_marked_processes_are_found_wherever_they_went_and_nobody_else():
             process.wait()
 
 
+def where(board):
+    read = read_board(board)
+    return read.phase, read.step
+
+
 def test_the_board_tells_phase_and_step_after_its_writer_is_gone():
     board = [9] * BOARD_SIZE
     clear_board(board)
-    assert read_board(board) == ("start", None)
+    assert where(board) == ("start", None)
     progress = BoardProgress(board)
     progress.phase, progress.step = "save", 41
-    assert read_board(board) == ("save", 41)
+    assert where(board) == ("save", 41)
     progress.step = None
-    assert read_board(board) == ("save", None)
+    assert where(board) == ("save", None)
+
+
+def test_the_board_learns_what_is_usual_of_steps_alone_once_they_are_warm():
+    board, now = [0] * BOARD_SIZE, [1_000]
+    progress = BoardProgress(board, clock_ns=lambda: now[0])
+
+    def step(number, seconds, *, then=None):
+        progress.phase, progress.step = "step", number
+        now[0] += int(seconds * 1e9)
+        if then:
+            progress.phase = then
+            now[0] += int(600e9)
+
+    step(0, 90.0)  # compiles
+    step(1, 5.0)
+    step(2, 1.0)
+    assert read_board(board).usual_step_ns == 0
+    step(3, 1.0, then="save")
+    step(4, 1.0, then="evaluate")
+    assert read_board(board).usual_step_ns == int(1e9), "neither warm-up, nor what lies between steps"
+    for number in range(5, 105):
+        step(number, 3.0)
+    progress.phase = "finish"
+    assert read_board(board).usual_step_ns == pytest.approx(3e9, rel=0.05)
+    assert read_board(board).since_ns == now[0]
