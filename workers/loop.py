@@ -72,7 +72,7 @@ def train(
         tell_data(dataset, samples, emit)
 
     for step in range(start.step, config.train.steps):
-        progress.phase, progress.step = "step", step
+        progress.phase, progress.step = "step", step + 1
         sampler.begin_step()
         cuts = plan.micro_batches(step=step - start.first_step, rank=world.rank)
         micro_batches = [fetch(cut, step, task, dataset, samples) for cut in cuts]
@@ -179,6 +179,6 @@ def fetch(cut: MicroBatch, step: int, task: Task, dataset: Dataset, samples: Sam
 
 def _not_finite(step: int, output: StepOutput) -> str:
     return (
-        f"loss {output.loss}, gradient norm {output.grad_norm} in step {step}: {output.reason or 'not finite'}; "
+        f"loss {output.loss}, gradient norm {output.grad_norm} in step {step + 1}: {output.reason or 'not finite'}; "
         "the step was not taken, weights are those of the step before"
     )

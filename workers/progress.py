@@ -11,4 +11,4 @@ class Progress:
     """Mutable on purpose: one object, written by the loop, read by `rank` after an exception."""
 
     phase: Phase = "start"
-    step: int | None = None  # 0-based, the step in work
+    step: int | None = None  # in work, counted from 1 as people do

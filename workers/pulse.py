@@ -34,5 +34,7 @@ def collectives_issued() -> int:
     """Return how many collectives this rank has issued, all process groups together; 0 before it has met the others."""
     if not dist.is_initialized():
         return 0
-    groups: list[Any] = list(dist.distributed_c10d._world.pg_map)  # private, as below; nothing else lists and counts
+    groups: list[Any] = list(
+        dist.distributed_c10d._world.pg_map
+    )  # private, as below; nothing else lists and counts
     return sum(group._get_sequence_number_for_group() for group in groups)

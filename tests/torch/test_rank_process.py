@@ -65,7 +65,7 @@ def test_the_first_failing_rank_is_named_with_its_traceback(server, tmp_path):
     both = Round(server, tmp_path, misbehaving(do="raises", rank=1, step=3))
     verdict = both.verdict()
     assert (verdict.failure_class, verdict.first_rank) == (FailureClass.USER_CODE, 1)
-    assert (verdict.phase, verdict.step) == ("step", 3)
+    assert (verdict.phase, verdict.step) == ("step", 4)
     assert "marker-123" in verdict.summary
     assert "misbehave.py" in verdict.traceback
     assert verdict.consequences == (0,)
@@ -92,7 +92,7 @@ def test_a_signal_is_told_with_phase_and_step(server, tmp_path):
     """B098."""
     verdict = Round(server, tmp_path, misbehaving(do="segfaults", rank=1, step=4)).verdict()
     assert (verdict.failure_class, verdict.first_rank) == (FailureClass.RANK_LOST, 1)
-    assert (verdict.phase, verdict.step) == ("step", 4)
+    assert (verdict.phase, verdict.step) == ("step", 5)
     assert "killed by signal 11" in verdict.summary
 
 

@@ -37,7 +37,7 @@ class RankEnding(Message):
     message: str = ""
     traceback: str = ""
     phase: str = ""  # start, restore, step, evaluate, save, finish
-    step: int | None = None
+    step: int | None = None  # in work, counted from 1
     memory_bytes: Mapping[str, int] = {}
     culprit: str = ""  # for CHECKPOINT_DAMAGED: the checkpoint's name
     ordered: bool = False  # killed by its agent because the round was over
@@ -101,17 +101,22 @@ def _classify(ending: RankEnding) -> FailureClass:
     return FailureClass.RANK_LOST
 
 
+def during(phase: str, step: int | None) -> str:
+    """Say in which phase and step something happened: ` in step 7`, ` in save at step 7`, ` in start`, or nothing."""
+    if not phase or (phase == "step" and step is not None):
+        return "" if step is None else f" in step {step}"
+    return f" in {phase}" + ("" if step is None else f" at step {step}")
+
+
 def _sentence(ending: RankEnding, failure_class: FailureClass) -> str:
     where = f"rank {ending.rank} on {ending.node}"
-    during = f" in {ending.phase}" if ending.phase else ""
-    at_step = f" at step {ending.step}" if ending.step is not None else ""
     if ending.error_type:
         how = f"{ending.error_type}: {ending.message}".strip().rstrip(":")
     elif ending.signal is not None:
         how = f"killed by signal {ending.signal}"
     else:
         how = f"exit code {ending.exit_code}"
-    return f"{failure_class.value}: {where}{during}{at_step}: {how}"
+    return f"{failure_class.value}: {where}{during(ending.phase, ending.step)}: {how}"
 
 
 def fold(endings: Sequence[RankEnding]) -> Verdict:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from workers.agent.messages import Stalled
-from workers.contract.failure import FailureClass, Verdict
+from workers.contract.failure import FailureClass, Verdict, during
 
 STOPPED_SECONDS: Final = 5.0  # a stopped process does not go on by itself
 LEAST_SECONDS: Final = 30.0
@@ -64,12 +64,12 @@ def patience(stalls: list[Stalled], hang_seconds: float | Literal["auto"]) -> fl
 
 
 def _verdict(stall: Stalled, nodes: Mapping[int, str], why: str, *, is_named: bool = True) -> Verdict:
-    step = "" if stall.step is None else f" {stall.step}"
     node = nodes.get(stall.rank, "")
     return Verdict(
         failure_class=FailureClass.HANG,
         summary=(
-            f"hang: rank {stall.rank} on {node} has not moved for {stall.seconds:.0f} s in {stall.phase}{step}: "
+            f"hang: rank {stall.rank} on {node} has not moved for {stall.seconds:.0f} s"
+            f"{during(stall.phase, stall.step)}: "
             f"{why}; its stacks are in its log"
         ),
         first_rank=stall.rank if is_named else None,

@@ -218,7 +218,7 @@ def _round_said(state: State, message: Started | Said | Stalled | Ended, now: fl
             if ending.ordered or message.rank in round_.done:
                 return state, ()
             round_ = replace(round_, endings=(*round_.endings, ending), seen_at=(*round_.seen_at, now))
-            state = reach(replace(state, round=round_), ending.step or 0)
+            state = reach(replace(state, round=round_), (ending.step or 1) - 1)
             return _judge(replace(state, fault_at=state.fault_at or now), now)
         case _:
             return state, ()
