@@ -249,7 +249,7 @@ def test_nan_ends_the_run_in_its_step_and_is_never_saved(
     changes = DROPOUT | {"model__args__spoil_from": 3, "train__precision__params": precision}
     for result in ranks(train_to_the_error, 2, str(tmp_path), changes, None):
         name, message, phase, step = result
-        assert (name, phase, step) == ("NonFiniteError", "step", 3)
+        assert (name, phase, step) == ("NonFiniteError", "step", 4)
         assert message.startswith("loss nan")
     assert [manifest.checkpoint.step for manifest in catalog.published(str(tmp_path))] == [2]
 
