@@ -39,7 +39,12 @@ def drive() -> None:
     """Be the driver of a Ray job; the launch request is in the environment."""
     from workers.driver.main import drive_job
 
-    raise SystemExit(drive_job(dict(os.environ)))
+    code = drive_job(dict(os.environ))
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(
+        code
+    )  # an attempt that was never placed still waits for Ray, which ends a process that asks after shutdown
 
 
 @app.command()
@@ -80,12 +85,12 @@ def export(
         int | None, typer.Option(min=1, help="Weights of a file at most; 5 GB if left out.")
     ] = None,
 ) -> None:
-    """Write a checkpoint's model as safetensors."""
+    """Write a checkpoint's model as safetensors; prints as JSON which one it was."""
     from workers.export import DEFAULT_SHARD_BYTES
     from workers.export import export as export_checkpoint
 
     cap = max_shard_bytes or DEFAULT_SHARD_BYTES
-    typer.echo(str(export_checkpoint(run_dir, checkpoint, _config_of(run_dir), to, max_shard_bytes=cap)))
+    typer.echo(export_checkpoint(run_dir, checkpoint, _config_of(run_dir), to, max_shard_bytes=cap).to_json())
 
 
 @app.command()

@@ -6,7 +6,7 @@ no process group. Weights keep the dtype of the optimizer's master copy.
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
@@ -17,8 +17,9 @@ from workers.checkpointing.chunks import ChunkFiles, open_checkpoint
 from workers.checkpointing.local_storage import LocalStorage
 from workers.checkpointing.storage import open_storage
 from workers.contract.config import TrainingConfig
-from workers.contract.manifest import Manifest
+from workers.contract.manifest import CheckpointId, Manifest
 from workers.contract.rundir import TOKENIZER
+from workers.contract.stored import Exported
 from workers.errors import ConfigError, MissingError, StorageError
 from workers.export_shape import FILE_NAMES, WEIGHTS_NAME, Shape, shape_of
 from workers.safetensors_files import cut_into_files, index_of, is_part_of, write_file
@@ -34,8 +35,8 @@ def export(
     to: Path,
     *,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
-) -> Path:
-    """Export a checkpoint, by step or name (None: the newest published), to the directory `to`, and return it.
+) -> Exported:
+    """Export a checkpoint, by step or name (None: the newest published), to the directory `to`, and say which it was.
 
     Weights above `max_shard_bytes` go into several files and an index of them, as transformers reads them.
     `to` is there whole or not at all; an earlier export in it is replaced, anything else in it is left alone and
@@ -45,7 +46,7 @@ def export(
     with ExitStack() as stack:
         stack.enter_context(_as_storage_error(to))
         _refuse_foreign(to)
-        name = _choose(run_dir, wanted)
+        name, passed_over = _choose(run_dir, wanted)
         stack.enter_context(holds.reading(run_dir, name))
         files = stack.enter_context(open_checkpoint(run_dir, name).open_all())
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -57,16 +58,26 @@ def export(
             _write_text(temporary / text_name, text)
         temporary.chmod(0o755)
         _put_in_place(temporary, to)
-    return to
+    return Exported(export_path=to, checkpoint=name, step=files.manifest.resume.step, passed_over=passed_over)
 
 
-def _choose(run_dir: str, wanted: str | None) -> str:
+def _choose(run_dir: str, wanted: str | None) -> tuple[str, Mapping[str, str]]:
+    """Return the checkpoint's name, and the damaged ones that would have come before it."""
     if wanted is not None:
-        return inspect.find(run_dir, wanted)
-    newest = catalog.choose(catalog.survey(run_dir))
+        return inspect.find(run_dir, wanted), {}
+    found = catalog.survey(run_dir)
+    newest = catalog.choose(found)
+    damaged = {one.name: one.reason for one in found.damaged}
     if newest is None:
-        raise MissingError(f"{run_dir} holds no published checkpoint")
-    return str(newest.checkpoint)
+        also = (
+            f"; damaged: {'; '.join(f'{name}: {reason}' for name, reason in damaged.items())}"
+            if damaged
+            else ""
+        )
+        raise MissingError(f"{run_dir} holds no published checkpoint{also}")
+    parsed = ((name, reason, CheckpointId.parse(name)) for name, reason in damaged.items())
+    age = newest.checkpoint.age_key
+    return str(newest.checkpoint), {name: reason for name, reason, one in parsed if one and one.age_key > age}
 
 
 def _tokenizer_of(run_dir: str) -> str | None:

@@ -17,6 +17,7 @@ from orchestrator.cli.wording import bytes_text, harmless
 from orchestrator.cli.worker_process import run_worker
 from workers.contract.location import is_url, join
 from workers.contract.rundir import CHECKPOINTS, checkpoints_dir, export_dir
+from workers.contract.stored import Exported
 
 RunArgument = Annotated[
     str, typer.Argument(metavar="JOB", help="Job by id or name, or a run directory, or the URL of a run.")
@@ -110,9 +111,13 @@ def export(
     arguments = ["export", run.storage, "--to", str(target)]
     arguments += ["--checkpoint", step] if step is not None else []
     arguments += ["--max-shard-bytes", str(max_shard_bytes)] if max_shard_bytes is not None else []
-    run_worker(arguments)
+    exported = Exported.from_json(run_worker(arguments))
     files = sorted(path for path in target.iterdir() if path.is_file())
-    screen.emit({"export_path": str(target), "files": {path.name: path.stat().st_size for path in files}})
+    sizes = {path.name: path.stat().st_size for path in files}
+    screen.emit({**exported.model_dump(mode="json"), "files": sizes})
+    for name, problem in exported.passed_over.items():
+        screen.aside(f"passed over, damaged: {name}: {harmless(problem)}", "red")
+    screen.say(f"step {exported.step} of {run.name}, checkpoint {exported.checkpoint}")
     screen.say(str(target), "bold")
     for path in files:
         screen.say(f"  {path.name}  {bytes_text(path.stat().st_size)}", "dim")

@@ -29,7 +29,7 @@ def test_an_export_loads_strictly_into_the_plain_module(
     changes = HOUSE | engine
     run_dir = str(tmp_path / "run")
     ((result, _), *_) = ranks(train_round, 2, run_dir, changes)
-    where = export(run_dir, result.checkpoint, make_config(**changes), tmp_path / "export")
+    where = export(run_dir, result.checkpoint, make_config(**changes), tmp_path / "export").export_path
     exported = load_file(where / "model.safetensors")
     with safe_open(str(where / "model.safetensors"), "pt") as file:
         aliases = {k: v for k, v in (file.metadata() or {}).items() if k != "format"}

@@ -42,7 +42,7 @@ def test_transformers_loads_what_every_engine_trained(
     jobs = {str(tmp_path / name): Job(hf(path=str(tmp_path / "base")), name) for name in ENGINES}
     (saved, _) = ranks(train_and_save, 2, jobs, seconds=120)
     for run_dir, job in jobs.items():
-        where = export(run_dir, None, job.config(), Path(f"{run_dir}-export"))
+        where = export(run_dir, None, job.config(), Path(f"{run_dir}-export")).export_path
         found, report = transformers.AutoModelForCausalLM.from_pretrained(where, output_loading_info=True)
         assert not any(report.values()), report
         assert found.dtype == torch.float32
@@ -61,7 +61,7 @@ def test_peft_loads_the_adapters_that_every_engine_trained(ranks: "Launcher", tm
     jobs = {str(tmp_path / name): Job(model, name) for name in ENGINES}
     (saved, _) = ranks(train_and_save, 2, jobs, seconds=120)
     for run_dir, job in jobs.items():
-        where = export(run_dir, None, job.config(), Path(f"{run_dir}-export"))
+        where = export(run_dir, None, job.config(), Path(f"{run_dir}-export")).export_path
         assert sorted(path.name for path in where.iterdir()) == [
             "adapter_config.json",
             "adapter_model.safetensors",
@@ -85,7 +85,7 @@ def test_plain_torch_loads_what_every_engine_trained_of_a_users_task(
     import play  # the example's; only here is its directory on the path
 
     for run_dir, job in jobs.items():
-        where = export(run_dir, None, job.config(), Path(f"{run_dir}-export"))
+        where = export(run_dir, None, job.config(), Path(f"{run_dir}-export")).export_path
         net = play.load(where)
         assert net.state_dict().keys() == saved[run_dir].keys()
         assert all(weight.equal(saved[run_dir][name]) for name, weight in net.state_dict().items())

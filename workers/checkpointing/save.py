@@ -248,6 +248,9 @@ class Saver:
                 step,
                 {"checkpoint": old},
             )
+        for left in outcome.swept:
+            message = f"removed {left}: it has no manifest, so it was never published whole, or somebody deleted that"
+            self._tell(EventKind.CHECKPOINT_DELETED, message, step, {"checkpoint": left})
         if outcome.trouble:
             self._tell(EventKind.NOTE, f"old checkpoints stay for now: {outcome.trouble}", step, {})
 

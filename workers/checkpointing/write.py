@@ -3,7 +3,7 @@
 All ranks come to the same outcome: DCP tells each the failures of all, and a rank that vanished breaks the group.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 import torch.distributed as dist
@@ -25,6 +25,7 @@ class Published:
 
     bytes: int = 0
     deleted: tuple[str, ...] = ()
+    swept: tuple[str, ...] = ()  # leftovers of earlier rounds, removed before it was written
     trouble: str = ""  # tidying failed; the checkpoint stands
 
 
@@ -61,7 +62,7 @@ class WriteJob:
 def run(job: WriteJob) -> Outcome:
     """Write and publish, then tidy up on the coordinator. Collective over `group`; raises nothing."""
     try:
-        _sweep(job)
+        swept = _sweep(job)
         _write(job)
     except CheckpointException as error:
         _withdraw(job)
@@ -71,7 +72,7 @@ def run(job: WriteJob) -> Outcome:
         return NotPublished(reason=str(error))
     except BaseException as error:  # noqa: BLE001 -- the thread's root: the main thread raises it again
         return Broken(error=error)
-    return _tidy(job) if job.is_coordinator else Published()
+    return replace(_tidy(job), swept=swept) if job.is_coordinator else Published()
 
 
 def software_versions() -> dict[str, str]:
@@ -95,17 +96,19 @@ def _write(job: WriteJob) -> None:
     writer.finish(metadata, [writer.write_data(job.planner.finish_plan(plan), job.planner).value()])
 
 
-def _sweep(job: WriteJob) -> None:
+def _sweep(job: WriteJob) -> tuple[str, ...]:
     """Make room first: a full disk may be full of leftovers. What cannot be swept now is in nobody's way."""
     if not job.is_coordinator:
-        return
+        return ()
     mine = job.head.checkpoint
     try:
-        catalog.sweep_unpublished(
-            job.run_dir, generation=mine.generation, attempt=mine.attempt, round_=mine.round
+        return tuple(
+            catalog.sweep_unpublished(
+                job.run_dir, generation=mine.generation, attempt=mine.attempt, round_=mine.round
+            )
         )
     except StorageError:
-        return
+        return ()
 
 
 def _withdraw(job: WriteJob) -> None:

@@ -1,6 +1,8 @@
 """A checkpoint as lists show it: what its manifest says, who holds it, and what is wrong with it."""
 
+from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Self
 
 from workers.contract.base import Message
@@ -52,3 +54,12 @@ class StoredCheckpoint(Message):
     def damaged(cls, checkpoint: CheckpointId, problem: str) -> Self:
         """Describe one that was published once and is not whole any more."""
         return cls(**checkpoint.model_dump(exclude={"nonce"}), name=str(checkpoint), problem=problem)
+
+
+class Exported(Message):
+    """What an export holds. `passed_over` are damaged checkpoints newer than it: name -> what is wrong."""
+
+    export_path: Path
+    checkpoint: str
+    step: int
+    passed_over: Mapping[str, str] = {}

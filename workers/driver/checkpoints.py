@@ -42,6 +42,12 @@ class Checkpoints:
         newest = catalog.choose(found)
         if newest is None and self._request.origin is not None:
             return self._choose_origin(self._request.origin)
+        if newest is None and found.damaged:
+            return NotChosen(
+                reason=f"all checkpoints in {self._request.storage} are damaged ({len(found.damaged)}), and training does "
+                "not begin again from step 0 by itself; submit the job anew for that, or fork another job's checkpoint "
+                "with --resume-from"
+            )
         return _chosen(newest)
 
     def _choose_origin(self, origin: Origin) -> Chosen | NotChosen:
@@ -72,7 +78,7 @@ class Checkpoints:
         if name in self._told_damaged:
             return
         self._told_damaged.add(name)
-        message = f"checkpoint {name} is damaged: {reason}; the next older one is used"
+        message = f"checkpoint {name} is damaged: {reason}"
         data = {"checkpoint": name, "reason": reason}
         self._say(Say(kind=EventKind.CHECKPOINT_DAMAGED, message=message, data=data))
 

@@ -70,7 +70,7 @@ def test_the_weights_come_back_whatever_the_chunks(
 ) -> None:
     monkeypatch.setitem(boxes.split_box.__kwdefaults__, "cap_bytes", cap_bytes)
     saver().save_final(_state(3), {}, resume_at(1))
-    to = export(run_dir, None, TASK, tmp_path / "deep" / "out")
+    to = export(run_dir, None, TASK, tmp_path / "deep" / "out").export_path
     assert _equal(load_file(to / "model.safetensors"), _weights(3))
     assert [path.name for path in to.iterdir()] == ["model.safetensors"]
     assert [path.name for path in to.parent.iterdir()] == ["out"]
@@ -83,16 +83,20 @@ def test_the_one_that_is_named_is_exported_else_the_newest(
     first = one.save_final(_state(1), {}, resume_at(1))
     one.save_final(_state(2), {}, resume_at(2))
     assert _equal(
-        load_file(export(run_dir, first, TASK, tmp_path / "out") / "model.safetensors"), _weights(1)
+        load_file(export(run_dir, first, TASK, tmp_path / "out").export_path / "model.safetensors"),
+        _weights(1),
     )
-    assert _equal(load_file(export(run_dir, None, TASK, tmp_path / "out") / "model.safetensors"), _weights(2))
+    assert _equal(
+        load_file(export(run_dir, None, TASK, tmp_path / "out").export_path / "model.safetensors"),
+        _weights(2),
+    )
 
 
 def test_tied_names_are_told_in_the_metadata(
     saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path
 ) -> None:
     saver().save_final(_state(1), {"model.head.weight": "model.body.weight"}, resume_at(1))
-    to = export(run_dir, None, TASK, tmp_path / "out")
+    to = export(run_dir, None, TASK, tmp_path / "out").export_path
     with safe_open(to / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt", "head.weight": "body.weight"}
 
@@ -112,7 +116,7 @@ def exported_llama(saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path
     state = {f"model.{name}": tensor for name, tensor in module.named_parameters()}
     saver().save_final(state, {"model.lm_head.weight": "model.model.embed_tokens.weight"}, resume_at(1))
     Path(run_dir, "tokenizer.json").write_text(ByteTokenizer().to_json())
-    to = export(run_dir, None, LLAMA, tmp_path / "out")
+    to = export(run_dir, None, LLAMA, tmp_path / "out").export_path
     assert _equal(dict(load_exported(to).module.named_parameters()), dict(module.named_parameters()))
     return to
 
@@ -165,7 +169,7 @@ def test_an_export_ends_whole_while_newer_saves_arrive(
     if not may_hold:
         monkeypatch.setattr(holds, "hold", refuse)
     monkeypatch.setattr(chunks.ChunkFiles, "read", read_after_two_newer_saves)
-    to = export(run_dir, name, TASK, tmp_path / "out")
+    to = export(run_dir, name, TASK, tmp_path / "out").export_path
     assert is_there == [may_hold]
     assert _equal(load_file(to / "model.safetensors"), _weights(1))
     one.save_final(_state(4), {}, resume_at(4))
@@ -191,7 +195,7 @@ def test_a_full_disk_is_said_and_an_earlier_export_stays(
 ) -> None:
     one = saver()
     one.save_final(_state(1), {}, resume_at(1))
-    to = export(run_dir, None, TASK, tmp_path / "exports" / "out")
+    to = export(run_dir, None, TASK, tmp_path / "exports" / "out").export_path
     one.save_final(_state(2), {}, resume_at(2))
 
     def full(*_: Any) -> None:
@@ -226,7 +230,7 @@ class TestShards:
         self, saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path
     ) -> None:
         saver().save_final(_state(3), {"model.head.weight": "model.body.weight"}, resume_at(1))
-        to = export(run_dir, None, TASK, tmp_path / "out", max_shard_bytes=40)
+        to = export(run_dir, None, TASK, tmp_path / "out", max_shard_bytes=40).export_path
         index = json.loads((to / "model.safetensors.index.json").read_text(encoding="utf-8"))
         read = {}
         for name, file_name in index["weight_map"].items():
@@ -250,7 +254,7 @@ class TestShards:
     ) -> None:
         saver().save_final(_state(3), {}, resume_at(1))
         export(run_dir, None, TASK, tmp_path / "out", max_shard_bytes=40)
-        to = export(run_dir, None, TASK, tmp_path / "out")
+        to = export(run_dir, None, TASK, tmp_path / "out").export_path
         assert [path.name for path in to.iterdir()] == ["model.safetensors"]
 
     def test_a_llama_in_shards_loads_in_transformers_and_here(
@@ -261,7 +265,7 @@ class TestShards:
 
         state = _llama_state()
         saver().save_final(state, {"model.lm_head.weight": "model.model.embed_tokens.weight"}, resume_at(1))
-        to = export(run_dir, None, LLAMA, tmp_path / "out", max_shard_bytes=50_000)
+        to = export(run_dir, None, LLAMA, tmp_path / "out", max_shard_bytes=50_000).export_path
         assert len(list(to.glob("model-*.safetensors"))) > 2
         theirs = transformers.LlamaForCausalLM.from_pretrained(to).state_dict()
         ours = dict(load_exported(to).module.named_parameters())
@@ -290,3 +294,17 @@ def _llama_state() -> dict[str, torch.Tensor]:
     for name, parameter in list(module.named_parameters()):
         fill(parameter, task.initial_weight(name))
     return {f"model.{name}": tensor.detach() for name, tensor in module.named_parameters()}
+
+
+def test_an_export_says_which_step_it_holds_and_what_it_passed_over(
+    saver: MakeSaver, resume_at: ResumeAt, run_dir: str, tmp_path: Path
+) -> None:
+    one = saver()
+    older = one.save_final(_state(1), {}, resume_at(1))
+    newer = one.save_final(_state(2), {}, resume_at(2))
+    (checkpoints_dir(run_dir) / newer / "rank-0.bin").write_bytes(b"")
+    exported = export(run_dir, None, TASK, tmp_path / "out")
+    assert (exported.step, exported.checkpoint) == (1, older)
+    assert exported.passed_over.keys() == {newer}
+    assert "rank-0.bin" in exported.passed_over[newer]
+    assert export(run_dir, "1", TASK, tmp_path / "out").passed_over == {}

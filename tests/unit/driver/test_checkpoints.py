@@ -101,3 +101,15 @@ def test_a_fork_whose_origin_is_gone_or_damaged_never_begins_from_zero(
     answer = Checkpoints(fork, said.append).choose(None)
     assert isinstance(answer, NotChosen)
     assert "of job source, which this one begins with, is not published" in answer.reason
+
+
+def test_a_job_whose_checkpoints_are_all_damaged_does_not_begin_again_by_itself(
+    tmp_path: Path, said: list[Say]
+) -> None:
+    for step in (1, 2):
+        (checkpoints_dir(str(tmp_path)) / publish(tmp_path, step) / "rank-0.bin").write_bytes(b"")
+    answer = Checkpoints(make_request(run_dir=str(tmp_path)), said.append).choose(None)
+    assert isinstance(answer, NotChosen)
+    assert "all checkpoints" in answer.reason
+    assert "--resume-from" in answer.reason
+    assert [one.kind for one in said] == [EventKind.CHECKPOINT_DAMAGED] * 2
