@@ -3,7 +3,7 @@
 Inputs may come twice, late, or from an older generation: what does not apply any more changes nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, assert_never
@@ -114,7 +114,7 @@ def _reported(draft: "_Draft", report: Report) -> None:
         step=job.step if report.phase == "starting" else report.step,
         furthest_step=max(job.furthest_step, report.step),
         counters=report.counters,
-        verdict=report.verdict or job.verdict,
+        verdict=report.verdict or _newest_verdict(report.events) or job.verdict,
     )
     if report.phase in _LIVE_PHASES:
         _live(draft, _LIVE_PHASES[report.phase])
@@ -135,6 +135,13 @@ def _reported(draft: "_Draft", report: Report) -> None:
                 FailureClass.DRIVER_LOST, f"generation {report.generation} was stopped from outside"
             )
             _restart(draft, verdict, back_to=JobState.RECOVERING)
+
+
+def _newest_verdict(events: Sequence[Event]) -> Verdict | None:
+    """What the driver told last of a round or an attempt that failed; it goes on by itself after those."""
+    failed = (EventKind.ROUND_FAILED, EventKind.ATTEMPT_FAILED)
+    told = [event.data["verdict"] for event in events if event.kind in failed and "verdict" in event.data]
+    return Verdict.model_validate(told[-1]) if told else None
 
 
 def _why_failed(report: Report) -> str:

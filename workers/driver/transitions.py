@@ -44,9 +44,10 @@ def not_placed(state: State, why: str = "") -> Verdict:
     request = state.request
     summary = (
         f"not_placed: {len(state.agents)} of {request.world_size} workers x {_resources(request)} "
-        f"stood ready within {request.placement_seconds:g} s"
+        f"stood ready within {request.placement_seconds:g} s: "
     )
-    return Verdict(failure_class=FailureClass.NOT_PLACED, summary=summary + (f": {why}" if why else ""))
+    why = why or "the cluster has no room for them now, or is too busy to start them in time"
+    return Verdict(failure_class=FailureClass.NOT_PLACED, summary=summary + why)
 
 
 def choose(state: State) -> Next:

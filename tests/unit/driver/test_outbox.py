@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from workers.contract.events import Event, EventKind
-from workers.driver.outbox import BATCH_EVENTS, Outbox, merge
+from workers.driver.outbox import BATCH_EVENTS, CURVE_POINTS, Outbox, merge
 
 
 def event(sequence: int) -> Event:
@@ -58,3 +58,16 @@ def test_a_sample_that_grew_while_it_was_sent_stays(make_sample):
     batch = outbox.batch()
     outbox = outbox.with_sample(make_sample(2)).acknowledged(upto=-1, sent=batch.samples)
     assert [s.rank for s in outbox.samples] == [0]
+
+
+def test_the_curve_of_a_long_silence_is_kept_in_bounds_and_the_other_ranks_newest(make_sample):
+    outbox = Outbox()
+    for step in range(1, 5 * CURVE_POINTS):
+        for rank in range(2):
+            outbox = outbox.with_sample(make_sample(step, rank=rank).model_copy(update={"steps": 1}))
+    curve = [sample for sample in outbox.samples if sample.rank == 0]
+    assert CURVE_POINTS / 2 <= len(curve) <= CURVE_POINTS
+    assert [s.step for s in curve] == sorted({s.step for s in curve})
+    assert curve[-1].step == 5 * CURVE_POINTS - 1
+    assert sum(sample.steps for sample in curve) == 5 * CURVE_POINTS - 1, "every step is in one point"
+    assert [sample.step for sample in outbox.samples if sample.rank == 1] == [5 * CURVE_POINTS - 1]

@@ -1,5 +1,6 @@
 """Every state x every input."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -18,7 +19,7 @@ from orchestrator.job_inputs import (
     Waits,
 )
 from orchestrator.transition import transition
-from workers.contract.events import EventKind
+from workers.contract.events import Event, EventKind
 from workers.contract.failure import FailureClass
 from workers.contract.report import Report
 from workers.contract.restart import Counters
@@ -274,3 +275,20 @@ def test_progress_is_kept_and_the_start_of_a_later_generation_does_not_take_it_b
     assert (job.step, job.furthest_step) == (7, 7)
     again = Report(job_id="j1", generation=1, phase="starting", step=0, world_size=2, counters=Counters())
     assert transition(job, Reported(report=again), now=NOW).job.step == 7
+
+
+def test_a_job_recovers_from_what_failed_last_and_not_from_what_an_earlier_generation_met(jobs, make) -> None:
+    verdict = make.verdict(FailureClass.RANK_LOST)
+    failed = Event(
+        kind=EventKind.ROUND_FAILED,
+        generation=1,
+        sequence=3,
+        at=NOW,
+        message=verdict.summary,
+        data={"verdict": verdict.model_dump(mode="json")},
+    )
+    told = {"job_id": "j1", "generation": 1, "phase": "recovering", "step": 7, "world_size": 2}
+    report = Report.model_validate({**told, "counters": Counters(), "events": [failed]})
+    earlier = replace(jobs["running"], verdict=make.verdict(FailureClass.NOT_PLACED))
+    after = transition(earlier, Reported(report=report), now=NOW).job
+    assert (after.state, after.verdict, after.reason) == (JobState.RECOVERING, verdict, verdict.summary)
