@@ -76,6 +76,7 @@ def _load_and_save(world: World, run_dir: str, kind: str, stage: int, name: str,
 def test_what_one_engine_wrote_every_other_continues_bit_for_bit(
     ranks: Any, tmp_path: Path, layout: tuple[str, int, int]
 ) -> None:
+    """B011."""
     run_dir = str(tmp_path)
     kind, stage, world_size = layout
     names = ranks(_save_first, world_size, run_dir, kind, stage)
