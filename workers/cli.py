@@ -75,6 +75,22 @@ def local(
 
 
 @app.command()
+def plan(
+    config: Annotated[Path, typer.Argument(help="A training config as JSON.")],
+    name: Annotated[str, typer.Option(help="The job's name.")],
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")],
+    device: Annotated[str | None, typer.Option(help="What the device is called.")] = None,
+    device_bytes: Annotated[int | None, typer.Option(min=1, help="Its memory.")] = None,
+) -> None:
+    """Print what the job needs of each rank under every engine and stage, as JSON."""
+    from workers.planner.plan import make_plan
+
+    training = TrainingConfig.model_validate_json(config.read_bytes())
+    made = make_plan(training, name=name, workers=workers, device=device, device_bytes=device_bytes)
+    typer.echo(made.to_json())
+
+
+@app.command()
 def export(
     run_dir: Annotated[str, typer.Argument(help="A run directory, or the URL of a run's storage.")],
     to: Annotated[Path, typer.Option(help="The directory to write.")],

@@ -6,7 +6,14 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from orchestrator.cli import checkpoint_commands, data_commands, job_commands, record_commands, yard_commands
+from orchestrator.cli import (
+    checkpoint_commands,
+    data_commands,
+    job_commands,
+    plan_commands,
+    record_commands,
+    yard_commands,
+)
 from orchestrator.cli.exit_code import MEANING
 
 HELP: Final = "Train a model from one YAML file on a Ray cluster, whatever dies on the way."
@@ -20,6 +27,7 @@ SECTIONS: Final = {
     ),
     "Jobs": (
         job_commands.submit,
+        plan_commands.plan,
         job_commands.validate,
         job_commands.schema,
         job_commands.ls,
