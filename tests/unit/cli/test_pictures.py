@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from rich.cells import cell_len
 
-from orchestrator.api.views import CheckpointView, EventView, JobView, SamplesView
+from orchestrator.api.views import CheckpointView, EventView, JobView, LossPoint, SamplesView
 from orchestrator.cli.demo_story import Story
 from orchestrator.cli.pictures.demo_report import demo_report
 from orchestrator.cli.pictures.job_list import checkpoint_table, job_table
@@ -167,6 +167,22 @@ def test_progress_of_a_job_that_waits_says_for_what(draw: Draw, job: MakeJob) ->
     waiting = job(state="queued", step=0, reason=WAITS, world_size=0)
     assert WAITS in draw(progress(waiting, (), width=80, elapsed_seconds=5))
     assert progress_line(waiting, ()) == "queued: step 0 of 150"
+
+
+def test_a_finished_job_is_as_fast_as_its_steps_were_without_the_start(
+    draw: Draw, job: MakeJob, samples: SamplesView, result: JobResult, story: Story
+) -> None:
+    ended = job(state="succeeded", step=150, result=result, reason="finished at step 150")
+    report = demo_report(story, ended, samples, (), text="")
+    page = draw(job_page(ended, samples, now=NOW))
+    for text in (page, draw(result_page(ended, samples)), draw(report)):
+        assert "8,192 tokens/s" in text
+    assert "reason" not in page, "the state says it"
+
+
+def test_a_loss_of_one_point_is_told_once(draw: Draw, job: MakeJob) -> None:
+    samples = SamplesView(latest=(), losses=[LossPoint(step=1, loss=5.5)])
+    assert draw(job_page(job(), samples, now=NOW)).count("5.5000") == 1
 
 
 def test_a_job_without_numbers_yet_has_a_page(draw: Draw, job: MakeJob) -> None:
