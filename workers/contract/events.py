@@ -87,4 +87,4 @@ class JobResult(Message):
     checkpoint: str
     export_path: str | None = None
     seconds: float = 0.0  # of the last round, its start-up counted in
-    tokens_per_second: float | None = None  # of the last round, its first step left out; None: it had no other
+    tokens_per_second: float | None = None  # of the last round without its first step; None: it had no other

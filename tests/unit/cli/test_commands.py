@@ -204,6 +204,8 @@ def test_data_that_jobs_may_not_read_is_named_as_the_file_has_it(run: Run, tmp_p
     assert result.exit_code == 2
     assert f"{path}: data.path: {tmp_path}/corpus lies outside" in result.stderr
     assert "shardyard up --allow" in result.stderr
+    assert "warning: data.path: ./corpus is not here" in result.stderr
+    assert "is not here" in run("validate", str(path)).stderr
 
 
 def test_a_wrong_token_is_told_with_where_it_comes_from(run: Run) -> None:
