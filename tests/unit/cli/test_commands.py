@@ -322,6 +322,45 @@ def test_ctrl_c_ends_the_looking_and_not_the_job(
     assert objects(run("show", submitted["id"], "--json"))[0]["state"] == "queued"
 
 
+INTERRUPTS_AN_IMPORT = """
+import os, signal, sys
+module = sys.argv[1]
+class Interrupts:
+    def find_spec(self, name, path, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+from orchestrator.cli import main
+sys.argv[:2] = ["shardyard"]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("typer", ["ls"]),
+        ("pydantic", ["ls"]),
+        ("orchestrator.cli.demo", ["demo"]),
+        ("psutil", ["up"]),
+        ("orchestrator.app", ["serve"]),
+    ],
+)
+def test_ctrl_c_while_a_command_is_loaded_ends_it_quietly(
+    tmp_path: Path, module: str, arguments: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTS_AN_IMPORT, module, *arguments],
+        env={**os.environ, "SHARDYARD_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_reader_that_goes_away_is_no_error(yard: dict[str, str], submitted: dict[str, Any]) -> None:
     program = f"{sys.executable} -c 'from orchestrator.cli import main; main()' schema"
     done = subprocess.run(
