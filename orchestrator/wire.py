@@ -114,7 +114,7 @@ def _error_of(response: httpx.Response) -> ClientError:
         told = ErrorView.from_json(response.content)
     except ValidationError:
         told = ErrorView(title=response.reason_phrase or "error", status=response.status_code)
-    text = f"{told.title}: {told.detail}" if told.detail else told.title
+    text = told.detail or f"{response.url} answered {response.status_code} {told.title}"
     match response.status_code:
         case 401 | 403:
             return ForbiddenError(text)
@@ -125,4 +125,4 @@ def _error_of(response: httpx.Response) -> ClientError:
         case 400 | 413 | 422:
             return RejectedError(text, told.problems)
         case _:
-            return ServiceError(f"{response.status_code} {text}")
+            return ServiceError(text)

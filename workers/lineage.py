@@ -135,8 +135,15 @@ class Lineage:
         self._spans.clear()
         return self._point
 
-    def result(self, config: TrainingConfig, *, checkpoint: str, seconds: float) -> JobResult:
-        """Return what the finished lineage proves. Call it after `gather`."""
+    def result(
+        self,
+        config: TrainingConfig,
+        *,
+        checkpoint: str,
+        seconds: float,
+        tokens_per_second: float | None = None,
+    ) -> JobResult:
+        """Return what the finished lineage proves, and how fast its last round was. Call it after `gather`."""
         point = self._point
         ledger = Ledger(spans=point.trained, repeated=point.repeated)
         total = (config.train.steps - point.first_step) * config.train.batch.global_sequences
@@ -154,4 +161,5 @@ class Lineage:
             replayed_steps=0,  # the driver knows what other rounds trained in vain
             checkpoint=checkpoint,
             seconds=seconds,
+            tokens_per_second=tokens_per_second,
         )

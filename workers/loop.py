@@ -99,7 +99,8 @@ def train(
     # The last step is published before anybody says that the job is done.
     progress.phase = "finish"
     final = saver.save_final(engine.state(), engine.aliases(), lineage.gather(world))
-    return lineage.result(config, checkpoint=final, seconds=clock() - started)
+    speed = sampler.tokens_per_second
+    return lineage.result(config, checkpoint=final, seconds=clock() - started, tokens_per_second=speed)
 
 
 def restore(order: RankOrder, engine: Engine, data_claim: str) -> ResumePoint:

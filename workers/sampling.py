@@ -1,4 +1,7 @@
-"""From steps to samples: what happened since the last sample, about once a second, the first step at once."""
+"""From steps to samples: what happened since the last sample, about once a second, the first step at once.
+
+A job that takes seconds has a curve all the same: its steps are cut into so many parts, and each part has a sample.
+"""
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -11,6 +14,9 @@ from workers.memory import resident_bytes
 from workers.schedule import learning_rate
 
 SAMPLE_SECONDS: Final = 1.0
+CURVE_PARTS: Final = (
+    32  # of a job's steps; the fewest samples that a curve is drawn from, where there are as many steps
+)
 
 
 class Sampler:
@@ -30,6 +36,9 @@ class Sampler:
         self._sampled = self._finished = start_step  # steps that samples tell of; steps that were finished
         self._sampled_at: float | None = None
         self._step_at = self._data_at = 0.0
+        self._warm_at: float | None = None  # when the round's first step ended
+        self._ended_at = 0.0
+        self._warm_tokens = 0  # of the steps after it
         self._forget()
 
     def begin_step(self) -> None:
@@ -42,7 +51,12 @@ class Sampler:
 
     def end_step(self, output: StepOutput) -> None:
         """Call it after the update."""
-        self._seconds += self._clock() - self._step_at
+        self._ended_at = self._clock()
+        if self._warm_at is None:
+            self._warm_at = self._ended_at
+        else:
+            self._warm_tokens += output.tokens
+        self._seconds += self._ended_at - self._step_at
         self._data_seconds += self._data_at - self._step_at
         self._tokens += output.tokens
         self._output = output
@@ -54,11 +68,24 @@ class Sampler:
 
     @property
     def is_due(self) -> bool:
-        """True after the first step of a round, after the last of the job, else about once in SAMPLE_SECONDS."""
+        """True after the first step of a round, after the last of the job, else about once in SAMPLE_SECONDS.
+
+        And at the end of each of the CURVE_PARTS, which are the same steps for every rank and every round.
+        """
         if self._sampled_at is None or self._finished == self._train.steps:
             return True
         is_late = self._clock() - self._sampled_at >= SAMPLE_SECONDS
-        return is_late and self._finished % self._train.log_every_steps == 0
+        ends_a_part = self._finished % -(-self._train.steps // CURVE_PARTS) == 0
+        return (is_late or ends_a_part) and self._finished % self._train.log_every_steps == 0
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Global tokens in a second of this round, what lies between its steps counted in; None of a single step.
+
+        The round's first step is left out: it loads, compiles and allocates.
+        """
+        seconds = 0.0 if self._warm_at is None else self._ended_at - self._warm_at
+        return self._warm_tokens / seconds if seconds > 0 else None
 
     def take(self, memory_bytes: Mapping[str, int], validation_loss: float | None) -> Sample:
         """Return the sample of all steps since the last one, at least one; loss and norm are the newest step's."""

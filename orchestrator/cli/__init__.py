@@ -3,13 +3,9 @@
 
 def main() -> None:
     """Entry point of the console script `shardyard`."""
-    import sys
+    from orchestrator.cli.signals import leave_at_once
 
-    try:
-        from orchestrator.cli.app import (
-            build_app,
-        )  # not at import: whoever imports a picture needs no commands
+    leave_at_once()  # until a command runs, which tells Ctrl-C in its own way
+    from orchestrator.cli.app import build_app  # not at import: whoever imports a picture needs no commands
 
-        build_app()()
-    except KeyboardInterrupt:  # before a command runs; each command tells its own
-        sys.exit(130)
+    build_app()()

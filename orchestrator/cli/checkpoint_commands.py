@@ -1,5 +1,6 @@
 """checkpoints, export: what a job has saved. A list of a job's comes from the service; the rest needs the storage alone."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,14 +8,15 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.api.views import CheckpointView
+from orchestrator.api.views import CheckpointView, JobView
 from orchestrator.cli.command import JsonFlag, command, leave
-from orchestrator.cli.connect import connected
+from orchestrator.cli.connect import connected, explained
 from orchestrator.cli.exit_code import CliError, ExitCode
 from orchestrator.cli.pictures.job_list import checkpoint_table
 from orchestrator.cli.screen import Screen
 from orchestrator.cli.wording import bytes_text, harmless
 from orchestrator.cli.worker_process import run_worker
+from orchestrator.settings import read_settings
 from workers.contract.location import is_url, join
 from workers.contract.rundir import CHECKPOINTS, checkpoints_dir, export_dir
 from workers.contract.stored import Exported
@@ -132,6 +134,21 @@ def find_run(job: str) -> Run:
             raise CliError(f"{job} is no run directory: it has no checkpoints/", code=ExitCode.BAD_INPUT)
         path = str(Path(job).resolve())
         return Run(name=job, storage=path, run_dir=path)
-    with connected() as client:
-        view = client.job(job)
+    view = _job_of_the_service(job)
     return Run(name=view.name, storage=view.storage or view.run_dir, run_dir=view.run_dir, job_id=view.id)
+
+
+def _job_of_the_service(job: str) -> JobView:
+    """Ask the orchestrator. Where none answers, the remedy names the way that needs none."""
+    try:
+        with connected() as client:
+            return client.job(job)
+    except CliError as error:
+        if error.code is ExitCode.UNREACHABLE:
+            with explained():
+                storage = read_settings(os.environ).storage_dir
+            error.remedy += (
+                f"\nWithout one, name the run's directory in place of {job}: the job's `files` in `shardyard show`; "
+                f"runs of this machine lie below {storage}."
+            )
+        raise

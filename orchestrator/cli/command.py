@@ -9,6 +9,7 @@ import typer
 
 from orchestrator.cli.exit_code import CliError, ExitCode
 from orchestrator.cli.screen import Screen
+from orchestrator.cli.signals import interruptible
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,7 +29,8 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return function(*args, **kwargs)
+            with interruptible():
+                return function(*args, **kwargs)
         except CliError as error:
             Screen(as_json=bool(kwargs.get("as_json"))).fail(error)
             raise typer.Exit(error.code) from error

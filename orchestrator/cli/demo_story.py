@@ -80,12 +80,6 @@ class Story:
                 by_rank[sample.rank] = sample
         return [by_rank[rank] for rank in sorted(by_rank)]
 
-    def tokens_per_second(self) -> float | None:
-        """Global tokens in a second of training, over all that rank 0 measured."""
-        measured = [s for s in self.samples.values() if s.rank == 0 and s.step_seconds > 0]
-        seconds = sum(s.steps * s.step_seconds for s in measured)
-        return sum(s.tokens for s in measured) / seconds if seconds else None
-
 
 def saved_steps(events: Sequence[Event]) -> list[int]:
     """Steps of the checkpoints that were published, in the order they were."""
@@ -119,7 +113,7 @@ def summary(story: Story, job: JobView) -> Mapping[str, Any]:
         "samples_repeated": result.samples_repeated if result else None,
         "samples_missing": result.samples_missing if result else None,
         "recovery_seconds": story.recovery_seconds(),
-        "tokens_per_second": story.tokens_per_second(),
+        "tokens_per_second": result.tokens_per_second if result else None,
         "memory_bytes": dict(memory[0].memory_bytes) if memory else {},
         "checkpoints": saved_names(story.events),
         "export_path": result.export_path if result else None,

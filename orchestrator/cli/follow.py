@@ -17,7 +17,7 @@ from rich.text import Text
 from orchestrator.api.views import EventView, JobView, LogView, SamplesView
 from orchestrator.cli.exit_code import CliError, ExitCode
 from orchestrator.cli.pictures.progress import progress, progress_line
-from orchestrator.cli.pictures.timeline import ROUTINE, event_line, event_row, failure_of
+from orchestrator.cli.pictures.timeline import event_line, event_row, failure_of, is_left_out
 from orchestrator.cli.screen import Screen
 from orchestrator.cli.wording import harmless
 from orchestrator.client import Client, UnreachableError
@@ -140,7 +140,7 @@ class Follower:
 
     def _tell_event(self, event: EventView) -> None:
         self.screen.emit(event)
-        if event.kind not in ROUTINE:
+        if not is_left_out(event, self._failure):
             draw = event_row if self.screen.is_live else event_line
             self.screen.show(draw(event, self._failure))
             self._failure = failure_of(event, self._failure)

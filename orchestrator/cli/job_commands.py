@@ -16,7 +16,7 @@ from orchestrator.cli.command import FileArgument, JobArgument, JsonFlag, SetOpt
 from orchestrator.cli.connect import connected
 from orchestrator.cli.exit_code import CliError, ExitCode
 from orchestrator.cli.follow import Follower, result_code
-from orchestrator.cli.job_file import JobFile, anchor_paths, quoted, read_job_file
+from orchestrator.cli.job_file import JobFile, anchor_paths, missing_paths, quoted, read_job_file
 from orchestrator.cli.local_run import run_local
 from orchestrator.cli.pictures.job_list import job_table
 from orchestrator.cli.pictures.job_page import job_page, training_facts
@@ -73,8 +73,8 @@ def submit(
     widths = [f"scaling.num_workers={local}"] if local else []
     job_file = read_job_file(file, [*overrides, *named, *widths])
     spec = job_file.parse()
-    _warn(screen, spec)
-    job_file = anchor_paths(job_file, spec, Path.cwd() if file == "-" else Path(file).resolve().parent)
+    _warn(screen, spec, file)
+    job_file = anchor_paths(job_file, spec, _directory_of(file))
     if local is not None:
         leave(run_local(screen, job_file.parse(), num_workers=local, origin=resume_from))
         return
@@ -92,10 +92,15 @@ def submit(
         leave(result_code(end))
 
 
-def _warn(screen: Screen, spec: JobSpec) -> None:
-    """Say what of a DeepSpeed configuration was understood, but differently from how it is written."""
-    for warning in spec.read_raw().warnings:
+def _warn(screen: Screen, spec: JobSpec, file: str) -> None:
+    """Say what may not be meant: paths that lead nowhere, a DeepSpeed configuration that is understood differently."""
+    for warning in (*missing_paths(spec, _directory_of(file)), *spec.read_raw().warnings):
         screen.aside(f"warning: {warning}", "yellow")
+
+
+def _directory_of(file: str) -> Path:
+    """Where relative paths of a job file begin."""
+    return Path.cwd() if file == "-" else Path(file).resolve().parent
 
 
 def _send(client: Client, job_file: JobFile, *, key: str, resume_from: str | None) -> JobView:
@@ -114,7 +119,7 @@ def _send(client: Client, job_file: JobFile, *, key: str, resume_from: str | Non
         raise CliError(
             f"{job_file.source}: the orchestrator refuses it" if problems else str(error),
             problems=problems,
-            remedy="On this machine: shardyard down, then shardyard up --allow DIR" if about_roots else "",
+            remedy="On this machine: shardyard up --allow DIR. What runs goes on." if about_roots else "",
             code=ExitCode.BAD_INPUT,
         ) from error
 
@@ -143,7 +148,7 @@ def validate(
     screen = Screen(as_json=as_json)
     job_file = read_job_file(file, overrides)
     spec = job_file.parse()
-    _warn(screen, spec)
+    _warn(screen, spec, file)
     screen.emit(spec)
     screen.show(
         Text.assemble((spec.name, "bold"), f"  {job_file.source} is valid"), facts(training_facts(spec))

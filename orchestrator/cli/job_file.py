@@ -111,6 +111,23 @@ def anchor_paths(job_file: JobFile, spec: JobSpec, directory: Path) -> JobFile:
     return replace(job_file, anchored=job_file.anchored + tuple(added))
 
 
+def missing_paths(spec: JobSpec, directory: Path) -> tuple[str, ...]:
+    """Say which relative paths lead nowhere from `directory`, the job file's own, and where that is.
+
+    No error: the nodes may have what this machine has not.
+    """
+    looked = {
+        place: (path, directory / os.path.expanduser(path))  # noqa: PTH111 -- as in `_anchored`
+        for place, path in paths_of(spec).items()
+        if _is_relative(path)
+    }
+    return tuple(
+        f"{place}: {path} is not here: a relative path begins at the job file's directory, and there is no {found.absolute()}"
+        for place, (path, found) in looked.items()
+        if not found.exists()
+    )
+
+
 def _is_relative(path: str) -> bool:
     return path != "python-stdlib" and "://" not in path and not Path(path).is_absolute()
 

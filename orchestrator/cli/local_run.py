@@ -16,7 +16,7 @@ from orchestrator.cli.exit_code import CliError, ExitCode
 from orchestrator.cli.pictures.progress import Standing, progress
 from orchestrator.cli.pictures.result import result_facts
 from orchestrator.cli.pictures.style import facts, state_text
-from orchestrator.cli.pictures.timeline import ROUTINE, event_line, event_row, failure_of
+from orchestrator.cli.pictures.timeline import event_line, event_row, failure_of, is_left_out
 from orchestrator.cli.screen import Screen
 from orchestrator.cli.signals import ended_like_ctrl_c, not_interrupted
 from orchestrator.cli.wording import harmless
@@ -73,7 +73,7 @@ class LocalRun:
                 self.screen.aside(harmless(json.dumps(line)))
 
     def _event(self, event: Event) -> None:
-        if event.kind not in ROUTINE:
+        if not is_left_out(event, self._failure):
             draw = event_row if self.screen.is_live else event_line
             self.screen.show(draw(event, self._failure))
             self._failure = failure_of(event, self._failure)

@@ -63,8 +63,11 @@ def logs(
             return
         if not found:
             screen.aside(f"{view.name} has no such log yet ({view.state}: {view.reason})")
-        for log in found:
-            _print_log(client, screen, view.id, log, tail=tail, with_label=len(found) > 1)
+        printed = [
+            _print_log(client, screen, view.id, log, tail=tail, with_label=len(found) > 1) for log in found
+        ]
+        if found and not any(printed):
+            screen.aside(f"{view.name} wrote no log lines" + ("" if view.is_terminal else " yet"))
 
 
 def _selection(
@@ -99,10 +102,13 @@ def _list_logs(screen: Screen, found: Sequence[LogView]) -> None:
 
 def _print_log(
     client: Client, screen: Screen, job_id: str, log: LogView, *, tail: int | None, with_label: bool
-) -> None:
-    for line in _lines(client, job_id, log, tail=tail):
+) -> int:
+    """Print a log; return how many lines it has."""
+    lines = _lines(client, job_id, log, tail=tail)
+    for line in lines:
         screen.emit({"log": log.label, "rank": log.rank, "line": line})
         screen.show_line(log_line(log.label if with_label else "", line))
+    return len(lines)
 
 
 def _lines(client: Client, job_id: str, log: LogView, *, tail: int | None) -> list[str]:

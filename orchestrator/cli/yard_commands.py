@@ -14,6 +14,7 @@ from orchestrator.cli.exit_code import CliError, ExitCode
 from orchestrator.cli.job_file import read_job_file
 from orchestrator.cli.pictures.demo_report import up_line
 from orchestrator.cli.screen import Screen
+from orchestrator.cli.signals import leaving_at_once
 from orchestrator.cli.wording import plural
 from orchestrator.errors import OrchestratorError
 from orchestrator.settings import Settings, read_settings
@@ -53,10 +54,8 @@ def up(
 
     The API listens on loopback. Ray is a cluster of its own: other machines reach its ports, and need its token. What runs already stays, as do the jobs on it; what died is started anew. With SHARDYARD_RAY_ADDRESS set, only the orchestrator is started.
     """
-    from orchestrator.cli.yard import (
-        bring_up,
-        running_cluster,
-    )  # psutil, the process edge: `ls` need not wait
+    with leaving_at_once():
+        from orchestrator.cli.yard import bring_up, running_cluster  # psutil and more: `ls` need not wait
 
     screen = Screen(as_json=as_json)
     settings, environ = _settings(home)
@@ -115,7 +114,8 @@ def down(home: HomeOption = None, as_json: JsonFlag = False) -> None:
 
     Run directories stay: checkpoints, logs and exports outlive the cluster. A job that has not ended goes on from its newest checkpoint at the next `up`; `shardyard cancel` it first if it shall not.
     """
-    from orchestrator.cli.yard import bring_down  # see `up`
+    with leaving_at_once():
+        from orchestrator.cli.yard import bring_down  # see `up`
 
     screen = Screen(as_json=as_json)
     settings, environ = _settings(home)
@@ -147,7 +147,8 @@ def serve() -> None:
 
     For a service manager or a container. Settings come from SHARDYARD_* variables.
     """
-    from orchestrator.app import serve as run_service  # FastAPI, SQLAlchemy, Ray's client: half a second
+    with leaving_at_once():
+        from orchestrator.app import serve as run_service  # FastAPI, SQLAlchemy, Ray's client: half a second
 
     settings, _ = _settings(None)
     try:
@@ -176,7 +177,8 @@ def demo(
     Starts a Ray and an orchestrator of its own, and ends them again, also at Ctrl-C. What the job wrote stays.
     Takes about two minutes on two cores.
     """
-    from orchestrator.cli.demo import DemoHome, run_demo, temporary_home  # see `up`
+    with leaving_at_once():
+        from orchestrator.cli.demo import DemoHome, run_demo, temporary_home  # see `up`
 
     screen = Screen(as_json=as_json)
     job_file = read_job_file(file or str(quickstart_file()), overrides)
@@ -205,7 +207,8 @@ def doctor(as_json: JsonFlag = False) -> None:
 
     Looks at this machine, the installation, the orchestrator and its Ray. Changes nothing.
     """
-    from orchestrator.cli.doctor import examine  # psutil
+    with leaving_at_once():
+        from orchestrator.cli.doctor import examine  # psutil
 
     screen = Screen(as_json=as_json)
     worst = "ok"

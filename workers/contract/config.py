@@ -124,9 +124,16 @@ class Scaling(Strict):
 
 
 class Checkpoint(Strict):
-    """When and where state is saved. A relative path lies under the service's storage root."""
+    """When and where state is saved."""
 
-    storage_path: str = "runs"
+    storage_path: Annotated[
+        str,
+        Field(
+            description="Where the run directory lies, named by the job's id: a path, or for checkpoints a URL. A "
+            "relative path begins at the service's storage root ($SHARDYARD_HOME/storage), with `submit --local` "
+            "where you stand; never at the job file, as paths of data do."
+        ),
+    ] = "runs"
     every_steps: PositiveInt = 50
     keep: PositiveInt = 3  # the newest so many
     keep_best: NonNegativeInt = (

@@ -42,6 +42,14 @@ Tokenizer = Annotated[
 ]
 
 
+DataPath = Annotated[
+    str,
+    Field(
+        description="A directory or a file, on every node. A relative one begins at the job file's directory."
+    ),
+]
+
+
 class _Tokens(Strict):
     """What every kind of token samples has. Windows of `seq_len` tokens are cut from the documents laid end to end."""
 
@@ -59,7 +67,7 @@ class TextData(_Tokenized):
     """Files of text, one document each, tokenized once into a cache keyed by their content."""
 
     kind: Literal["text"]
-    path: str  # a directory or a file; `python-stdlib` names the running interpreter's own library
+    path: DataPath  # `python-stdlib` names the running interpreter's own library
     pattern: str = "*.py"
 
 
@@ -67,7 +75,7 @@ class JsonlData(_Tokenized):
     """JSON lines, one document each: text under `key`, or a chat under it, of which only answers are learnt."""
 
     kind: Literal["jsonl"]
-    path: str
+    path: DataPath
     pattern: str = "*.jsonl"
     format: Literal["text", "chat"] = "text"
     key: str | None = None  # None: `text`, or `messages` of a chat
@@ -77,7 +85,7 @@ class ParquetData(_Tokenized):
     """Rows of Parquet files, one document each: text in `column`."""
 
     kind: Literal["parquet"]
-    path: str
+    path: DataPath
     pattern: str = "*.parquet"
     column: str = "text"
 
@@ -86,7 +94,7 @@ class TokensData(_Tokens):
     """Token files that `shardyard data prepare` wrote."""
 
     kind: Literal["tokens"]
-    path: str
+    path: DataPath
 
 
 class TaskData(Strict):

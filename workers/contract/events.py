@@ -86,4 +86,5 @@ class JobResult(Message):
     replayed_steps: int
     checkpoint: str
     export_path: str | None = None
-    seconds: float = 0.0
+    seconds: float = 0.0  # of the last round, its start-up counted in
+    tokens_per_second: float | None = None  # of the last round without its first step; None: it had no other

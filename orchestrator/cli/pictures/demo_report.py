@@ -82,9 +82,8 @@ def _facts(story: Story, job: JobView, samples: SamplesView) -> Iterator[tuple[s
     yield "steps", f"{count_text(job.step)} of {count_text(job.target_steps)}"
     if samples.losses:
         yield "loss", loss_curve(samples)
-    speed = story.tokens_per_second()
-    if speed is not None:
-        yield "speed", f"{rate_text(speed)} tokens/s"
+    if job.result is not None and job.result.tokens_per_second is not None:
+        yield "speed", f"{rate_text(job.result.tokens_per_second)} tokens/s"
     if job.result is not None:
         yield "samples", samples_text(job.result)
     yield from _recovery(story)

@@ -123,16 +123,14 @@ def speed_of(samples: Sequence[Sample]) -> tuple[float, float] | None:
 
 
 def _facts(job: JobView, samples: SamplesView, now: datetime) -> Iterator[tuple[str, RenderableType]]:
-    if job.reason:
+    if job.reason and job.state != "succeeded":
         yield "reason", Text(harmless(job.reason))
     share = job.step / job.target_steps if job.target_steps else 0.0
     steps = f"{count_text(job.step)} of {count_text(job.target_steps)}  "
     yield "step", Text.assemble(steps, bar(share, BAR_WIDTH, "green" if job.state == "succeeded" else "blue"))
     if samples.losses:
         yield "loss", loss_curve(samples)
-    speed = speed_of(samples.latest)
-    if speed is not None and not job.is_terminal:
-        yield "speed", f"{rate_text(speed[0])} tokens/s, {seconds_text(speed[1])} a step"
+    yield from _speed(job, samples)
     yield from training_facts_of(job)
     yield "workers", workers_text(job)
     yield "restarts", restarts_text(job)
@@ -143,9 +141,21 @@ def _facts(job: JobView, samples: SamplesView, now: datetime) -> Iterator[tuple[
         yield "export", job.result.export_path
 
 
+def _speed(job: JobView, samples: SamplesView) -> Iterator[tuple[str, str]]:
+    """Of a job that runs, how fast it is now; of one that has finished, how fast it was."""
+    now = speed_of(samples.latest)
+    was = job.result.tokens_per_second if job.result is not None else None
+    if was is not None:
+        yield "speed", f"{rate_text(was)} tokens/s"
+    elif now is not None and not job.is_terminal:
+        yield "speed", f"{rate_text(now[0])} tokens/s, {seconds_text(now[1])} a step"
+
+
 def loss_curve(samples: SamplesView) -> Text:
-    """First loss, the curve, newest loss."""
+    """First loss, the curve, newest loss; of one point, that."""
     losses = [point.loss for point in samples.losses]
+    if len(losses) == 1:
+        return Text(loss_text(losses[0]))
     return Text.assemble(
         loss_text(losses[0]), " ", (sparkline(losses, CURVE_WIDTH), "blue"), " ", loss_text(losses[-1])
     )

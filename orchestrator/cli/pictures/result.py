@@ -8,7 +8,7 @@ from rich.text import Text
 from orchestrator.api.views import JobView, SamplesView
 from orchestrator.cli.pictures.job_page import failure_text, loss_curve, restarts_text
 from orchestrator.cli.pictures.style import facts, state_text
-from orchestrator.cli.wording import count_text, harmless, plural, rate_text, seconds_text, without
+from orchestrator.cli.wording import count_text, harmless, plural, rate_text, without
 from workers.contract.events import JobResult
 
 
@@ -39,8 +39,9 @@ def _rows(job: JobView, samples: SamplesView) -> Iterator[tuple[str, RenderableT
 
 def result_facts(result: JobResult) -> Iterator[tuple[str, RenderableType]]:
     """What a finished job proves."""
-    speed = f", {rate_text(result.tokens / result.seconds)} tokens/s" if result.seconds > 0 else ""
-    yield "tokens", f"{count_text(result.tokens)} in {seconds_text(result.seconds)}{speed}"
+    yield "tokens", count_text(result.tokens)
+    if result.tokens_per_second is not None:
+        yield "speed", f"{rate_text(result.tokens_per_second)} tokens/s"
     if result.validation_loss is not None:
         yield "validation", f"loss {result.validation_loss:.4f} over held-out samples"
     yield "samples", samples_text(result)

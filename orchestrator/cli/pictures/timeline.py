@@ -1,6 +1,6 @@
 """A job's timeline: one line an event, with the time since the first one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -59,7 +59,9 @@ STYLE: Final = {
     EventKind.FINISHED: "green",
     EventKind.EXPORTED: "green",
 }
-ROUTINE: Final = frozenset({EventKind.CHECKPOINT_DELETED, EventKind.LOGS})  # told by `events`, not by a page
+ROUTINE: Final = frozenset({EventKind.CHECKPOINT_DELETED, EventKind.LOGS})
+REPEATED: Final = frozenset({EventKind.FINISHED, EventKind.FAILED})  # by the state that follows
+REPEATS: Final = frozenset({"starting", "running"})  # states: `granted` and `first step` say the same
 WORD_WIDTH: Final = max(len(word) for word in WORD.values())
 
 
@@ -83,7 +85,21 @@ def word_of(event: Event) -> Text:
 
 def failure_of(event: Event, failure: str) -> str:
     """Return the newest failure's summary after `event`, given that before it: later lines need not repeat it."""
-    return event.message if event.kind in (EventKind.ROUND_FAILED, EventKind.ATTEMPT_FAILED) else failure
+    is_failure = event.kind in (EventKind.ROUND_FAILED, EventKind.ATTEMPT_FAILED)
+    is_known = bool(failure) and event.message.startswith(failure)
+    is_news = event.kind is EventKind.RESTART and not is_known  # of a driver that could not say it itself
+    return event.message if is_failure or is_news else failure
+
+
+def is_left_out(event: Event, failure: str = "") -> bool:
+    """Whether a page or a stream leaves an event out, for it is routine or a line beside it says the same.
+
+    `failure` is what `failure_of` says of those before it. `shardyard events` tells all of them.
+    """
+    if event.kind is not EventKind.STATE:
+        return event.kind in ROUTINE | REPEATED
+    new, reason = event.data.get("new"), str(event.data.get("reason") or "")
+    return new in REPEATS or (new == "recovering" and reason in ("", failure))
 
 
 def message_of(event: Event, failure: str = "") -> str:
@@ -136,20 +152,55 @@ class Mark:
 def timeline(
     events: Sequence[Event], *, since: datetime, limit: int | None = None, mark: Mark | None = None
 ) -> RenderableType:
-    """The newest `limit` events that are not routine, oldest first; `since` is second 0."""
-    told = [event for event in events if event.kind not in ROUTINE]
-    first = 0 if limit is None else max(0, len(told) - limit)
+    """The newest `limit` rows of what a page tells, oldest first; `since` is second 0. Saves in a row are one row."""
+    rows = list(_rows(events, mark))
+    first = 0 if limit is None else max(0, len(rows) - limit)
     table = columns("AFTER", "EVENT", "WHAT HAPPENED", right=["AFTER"], wrap=["WHAT HAPPENED"])
-    failure = ""
-    for event in told[:first]:
-        failure = failure_of(event, failure)
-    for event in told[first:]:
-        if mark is not None and event.at > mark.at:
+    for row in rows[first:]:
+        if mark is not None and row.events[-1].at > mark.at:
             table.add_row(_after(mark.at, since), Text(mark.word, style="bold red"), Text(mark.text))
             mark = None
-        table.add_row(_after(event.at, since), word_of(event), Text(message_of(event, failure)))
+        table.add_row(_after(row.events[-1].at, since), word_of(row.events[-1]), Text(row.text))
+    earlier = sum(len(row.events) for row in rows[:first])
+    return Group(Text(f"... {plural(earlier, 'earlier event')}", style="dim"), table) if earlier else table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One row, and the events that it tells."""
+
+    events: tuple[Event, ...]
+    text: str
+
+
+def _rows(events: Sequence[Event], mark: Mark | None) -> Iterator[_Row]:
+    saves: tuple[Event, ...] = ()
+    failure = ""
+    for event in events:
+        if is_left_out(event, failure):
+            continue
+        is_save = event.kind is EventKind.CHECKPOINT_PUBLISHED
+        is_parted = mark is not None and bool(saves) and saves[-1].at <= mark.at < event.at
+        if saves and (not is_save or is_parted):
+            yield _Row(events=saves, text=_saves_text(saves))
+            saves = ()
+        if is_save:
+            saves += (event,)
+        else:
+            yield _Row(events=(event,), text=message_of(event, failure))
         failure = failure_of(event, failure)
-    return Group(Text(f"... {plural(first, 'earlier event')}", style="dim"), table) if first else table
+    if saves:
+        yield _Row(events=saves, text=_saves_text(saves))
+
+
+def _saves_text(saves: Sequence[Event]) -> str:
+    """Say of several checkpoints what `message_of` says of one."""
+    if len(saves) == 1:
+        return message_of(saves[0])
+    steps = [event.step for event in saves if event.step is not None]
+    told = f"steps {count_text(steps[0])} to {count_text(steps[-1])}, " if steps else ""
+    stall = sum(float(event.data.get("stall_seconds", 0.0)) for event in saves)
+    return f"{told}{plural(len(saves), 'checkpoint')}; training stood still for {seconds_text(stall)} in all"
 
 
 def _after(moment: datetime, since: datetime) -> Text:

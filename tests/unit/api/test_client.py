@@ -83,6 +83,24 @@ def test_a_refused_job_file_carries_every_problem_with_its_line() -> None:
     assert [(problem.line, problem.path) for problem in caught.value.problems] == [(7, "train.optimizer.lr")]
 
 
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"title": "Not Found", "status": 404, "detail": "no job has the id 'x'"}, "no job has the id 'x'"),
+        ({"title": "Not Found", "status": 404}, "http://127.0.0.1:8321/api/v1/jobs/x answered 404 Not Found"),
+    ],
+)
+def test_what_the_service_says_is_told_without_the_phrase_of_its_status(
+    body: dict[str, object], told: str
+) -> None:
+    with (
+        client_of(lambda request: httpx.Response(404, json=body, headers=PROBLEM)) as client,
+        pytest.raises(NotFoundError) as caught,
+    ):
+        client.job("x")
+    assert str(caught.value) == told
+
+
 def test_an_answer_of_another_program_counts_as_no_answer() -> None:
     with (
         client_of(lambda request: httpx.Response(200, text="<html>hello</html>")) as client,

@@ -177,6 +177,7 @@ def result() -> JobResult:
         checkpoint=checkpoint_name(150, 1),
         export_path="/var/tmp/yard/storage/j-7f3k2m9q/export",
         seconds=88.1,
+        tokens_per_second=8192.0,
     )
 
 

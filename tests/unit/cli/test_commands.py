@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from orchestrator.cli.app import build_app
 from orchestrator.cli.exit_code import MEANING
 from orchestrator.settings import find_service
+from workers.contract.rundir import rank_log
 
 JOB = "name: first\nmodel: {kind: llama, size: nano}\ndata: {kind: text, path: python-stdlib}\n"
 BOUND_SECONDS = 60.0
@@ -174,6 +175,14 @@ def test_export_of_no_run_directory_is_bad_input(run: Run, tmp_path: Path) -> No
     assert "no checkpoints/" in result.stderr
 
 
+def test_export_by_name_without_a_service_says_what_works_without_one(run: Run, tmp_path: Path) -> None:
+    result = run("export", "first", SHARDYARD_HOME=str(tmp_path / "home"))
+    assert result.exit_code == 4
+    assert "shardyard up" in result.stderr
+    assert "name the run's directory in place of first" in result.stderr
+    assert f"below {tmp_path}/home/storage" in result.stderr
+
+
 @pytest.mark.parametrize(("name", "told"), [("missing", "is no directory"), ("a,b", "holds a comma")])
 def test_a_root_that_cannot_be_allowed_is_named_before_anything_starts(
     run: Run, tmp_path: Path, name: str, told: str
@@ -195,6 +204,8 @@ def test_data_that_jobs_may_not_read_is_named_as_the_file_has_it(run: Run, tmp_p
     assert result.exit_code == 2
     assert f"{path}: data.path: {tmp_path}/corpus lies outside" in result.stderr
     assert "shardyard up --allow" in result.stderr
+    assert "warning: data.path: ./corpus is not here" in result.stderr
+    assert "is not here" in run("validate", str(path)).stderr
 
 
 def test_a_wrong_token_is_told_with_where_it_comes_from(run: Run) -> None:
@@ -273,6 +284,20 @@ def test_what_a_job_has_not_got_yet_is_said(run: Run, submitted: dict[str, Any])
     assert "No logs" in run("logs", submitted["id"], "--list").stdout
 
 
+def test_logs_without_a_line_are_said_to_have_none(
+    yard: dict[str, str], run: Run, submitted: dict[str, Any]
+) -> None:
+    (job,) = objects(run("show", submitted["id"], "--json"))
+    log = rank_log(job["run_dir"], generation=1, attempt=0, round_=0, rank=0)
+    log.parent.mkdir(parents=True)
+    log.touch()
+    result = run("logs", submitted["id"])
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert f"{submitted['name']} wrote no log lines yet" in result.stderr
+    log.write_text("a line\n")
+    assert run("logs", submitted["id"]).stderr == ""
+
+
 def test_ctrl_c_ends_the_looking_and_not_the_job(
     yard: dict[str, str], run: Run, submitted: dict[str, Any]
 ) -> None:
@@ -295,6 +320,45 @@ def test_ctrl_c_ends_the_looking_and_not_the_job(
     assert process.returncode == 130
     assert f"shardyard cancel {submitted['name']}" in said
     assert objects(run("show", submitted["id"], "--json"))[0]["state"] == "queued"
+
+
+INTERRUPTS_AN_IMPORT = """
+import os, signal, sys
+module = sys.argv[1]
+class Interrupts:
+    def find_spec(self, name, path, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+from orchestrator.cli import main
+sys.argv[:2] = ["shardyard"]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("typer", ["ls"]),
+        ("pydantic", ["ls"]),
+        ("orchestrator.cli.demo", ["demo"]),
+        ("psutil", ["up"]),
+        ("orchestrator.app", ["serve"]),
+    ],
+)
+def test_ctrl_c_while_a_command_is_loaded_ends_it_quietly(
+    tmp_path: Path, module: str, arguments: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTS_AN_IMPORT, module, *arguments],
+        env={**os.environ, "SHARDYARD_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_reader_that_goes_away_is_no_error(yard: dict[str, str], submitted: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.exit_code import CliError, ExitCode
-from orchestrator.cli.job_file import JobFile, anchor_paths, read_job_file
+from orchestrator.cli.job_file import JobFile, anchor_paths, missing_paths, read_job_file
 from orchestrator.cli.yard_commands import quickstart_file
 
 TEXT = "model: {kind: llama, size: nano}\ndata: {kind: text, path: python-stdlib}\n"
@@ -150,3 +150,21 @@ def test_a_deepspeed_configuration_that_is_missing_is_named(tmp_path: Path) -> N
     (tmp_path / "job.yaml").write_text(DEEPSPEED)
     with pytest.raises(CliError, match=r"engine.raw: .*ds.json: No such file"):
         read_job_file(str(tmp_path / "job.yaml"), [])
+
+
+@pytest.mark.parametrize("path", ["./corpus", "../else/corpus"])
+def test_a_relative_path_that_leads_nowhere_is_told_with_where_it_was_looked_for(
+    tmp_path: Path, path: str
+) -> None:
+    spec = job_file(TEXT.replace("python-stdlib", path)).parse()
+    (told,) = missing_paths(spec, tmp_path)
+    assert told.startswith(f"data.path: {path} is not here")
+    assert str(tmp_path / path) in told
+    (tmp_path / path).mkdir(parents=True)
+    assert missing_paths(spec, tmp_path) == ()
+
+
+@pytest.mark.parametrize("path", ["/nowhere/at/all", "python-stdlib"])
+def test_a_path_that_the_nodes_alone_may_have_is_left_to_them(tmp_path: Path, path: str) -> None:
+    spec = job_file(TEXT.replace("python-stdlib", path)).parse()
+    assert missing_paths(spec, tmp_path) == ()

@@ -260,3 +260,12 @@ def test_the_schema_is_json_and_names_what_num_workers_takes() -> None:
     described = json.loads(json.dumps(schema()))
     assert {"model", "data"} <= set(described["required"])
     assert len(described["$defs"]["Scaling"]["properties"]["num_workers"]["anyOf"]) == 3
+
+
+def test_the_schema_says_of_each_path_where_a_relative_one_begins() -> None:
+    definitions = schema()["$defs"]
+    for kind in ("TextData", "JsonlData", "ParquetData", "TokensData"):
+        assert "the job file's directory" in definitions[kind]["properties"]["path"]["description"]
+    assert (
+        "the service's storage root" in definitions["Checkpoint"]["properties"]["storage_path"]["description"]
+    )
