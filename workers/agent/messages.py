@@ -11,6 +11,14 @@ from workers.contract.rank_messages import Done, Measured, Ready, Told
 from workers.progress import Phase
 
 
+class Seated(Message):
+    """An agent's process runs and begins to import what its ranks will need."""
+
+    type: Literal["seated"] = "seated"
+    rank: int
+    node: str
+
+
 class Registered(Message):
     """An agent stands ready to fork its rank, or says by `problem` why it never will."""
 
@@ -76,12 +84,14 @@ class Ended(Message):
 
 
 AgentMessage = Annotated[
-    Registered | StoreMoved | Started | Said | Stalled | Ended, Field(discriminator="type")
+    Seated | Registered | StoreMoved | Started | Said | Stalled | Ended, Field(discriminator="type")
 ]
-_ADAPTER: TypeAdapter[Registered | StoreMoved | Started | Said | Stalled | Ended] = TypeAdapter(AgentMessage)
+_ADAPTER: TypeAdapter[Seated | Registered | StoreMoved | Started | Said | Stalled | Ended] = TypeAdapter(
+    AgentMessage
+)
 
 
-def parse_agent_message(line: str) -> Registered | StoreMoved | Started | Said | Stalled | Ended:
+def parse_agent_message(line: str) -> Seated | Registered | StoreMoved | Started | Said | Stalled | Ended:
     """Parse one line; raises ValidationError on anything that no agent of this version sends."""
     return _ADAPTER.validate_json(line)
 

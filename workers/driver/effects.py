@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from workers.agent.messages import Ended, Registered, Said, Stalled, Started, StoreMoved
+from workers.agent.messages import Ended, Registered, Said, Seated, Stalled, Started, StoreMoved
 from workers.contract.events import EventKind, Sample
 from workers.contract.launch import RoundOrder
 
@@ -68,7 +68,7 @@ class AgentSaid:
     """A message of an agent of attempt `attempt`."""
 
     attempt: int
-    message: Registered | StoreMoved | Started | Said | Stalled | Ended
+    message: Seated | Registered | StoreMoved | Started | Said | Stalled | Ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,13 @@ class Heard:
 
     attempt: int
     silent_seconds: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Ray has set the room for every worker of the attempt aside; their processes start now."""
+
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,4 +130,4 @@ class Tick:
     """Time has passed."""
 
 
-Input = AgentSaid | Heard | AttemptEnded | Chosen | NotChosen | StopAsked | Tick
+Input = AgentSaid | Heard | Placed | AttemptEnded | Chosen | NotChosen | StopAsked | Tick

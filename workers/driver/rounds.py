@@ -7,7 +7,7 @@ The smallest thing that broke is rebuilt: `restart.decide` says which, and what 
 from dataclasses import replace
 from typing import assert_never
 
-from workers.agent.messages import Ended, Registered, Said, Stalled, Started, StoreMoved
+from workers.agent.messages import Ended, Registered, Said, Seated, Stalled, Started, StoreMoved
 from workers.contract.events import EventKind
 from workers.contract.failure import FailureClass, Verdict
 from workers.contract.launch import LaunchRequest
@@ -20,11 +20,13 @@ from workers.driver.effects import (
     Heard,
     Input,
     NotChosen,
+    Placed,
     Say,
     StopAsked,
     Tick,
 )
 from workers.driver.hang import judge_hang
+from workers.driver.placing import no_room, not_up, placed, registered, seated
 from workers.driver.progress import measured, reach, round_started
 from workers.driver.settle import LookAgain, settle
 from workers.driver.state import Outcome, Stage, State
@@ -35,7 +37,6 @@ from workers.driver.transitions import (
     close,
     closed,
     fail,
-    not_placed,
     order_round,
     over,
     start_attempt,
@@ -72,6 +73,8 @@ def advance(state: State, given: Input, now: float) -> Next:
                 return state, ()
             heard = {rank: now - seconds for rank, seconds in silent.items()}
             return _look(replace(state, heard_at=heard), now)
+        case Placed(attempt=attempt):
+            return placed(state, now) if attempt == state.attempt else (state, ())
         case AttemptEnded():
             return _attempt_ended(state, given, now) if given.attempt == state.attempt else (state, ())
         case Chosen():
@@ -98,7 +101,7 @@ def _look(state: State, now: float) -> Next:
         case Stage.WAITING:
             return start_attempt(state, now)
         case Stage.PLACING:
-            return fail(state, not_placed(state), now)
+            return fail(state, not_up(state), now)
         case Stage.HOLDING:
             return choose(state)
         case Stage.CLOSING:
@@ -113,11 +116,13 @@ def _look(state: State, now: float) -> Next:
 
 
 def _agent_said(
-    state: State, message: Registered | StoreMoved | Started | Said | Stalled | Ended, now: float
+    state: State, message: Seated | Registered | StoreMoved | Started | Said | Stalled | Ended, now: float
 ) -> Next:
     match message:
+        case Seated():
+            return seated(state, message), ()
         case Registered():
-            return _registered(state, message, now)
+            return registered(state, message, now)
         case StoreMoved():
             return _store_moved(state, message, now)
         case Said(message=Told() as told):
@@ -162,38 +167,6 @@ def _tell(state: State, said: Said, told: Told) -> Say:
         step=told.step,
         data=told.data,
     )
-
-
-def _registered(state: State, agent: Registered, now: float) -> Next:
-    if state.stage is not Stage.PLACING:
-        return state, ()
-    if agent.problem:
-        failure_class = agent.problem_class or FailureClass.CONFIG
-        verdict = Verdict(
-            failure_class=failure_class,
-            summary=f"{failure_class.value}: the agent of rank {agent.rank} on {agent.node}: {agent.problem}",
-            first_rank=agent.rank,
-            node=agent.node,
-            phase="start",
-        )
-        return fail(state, verdict, now)
-    state = replace(state, agents={**state.agents, agent.rank: agent})
-    if len(state.agents) < state.request.world_size:
-        return state, ()
-    agents = [state.agents[rank] for rank in sorted(state.agents)]
-    said = Say(
-        kind=EventKind.AGENTS_READY,
-        message=f"{len(agents)} agents stand ready",
-        attempt=state.attempt,
-        data={
-            "nodes": {a.rank: a.node for a in agents},
-            "agent_pids": {a.rank: a.pid for a in agents},
-            "warm_seconds": max(a.seconds for a in agents),
-            "cold_modules": sorted({name for a in agents for name in a.cold_modules}),
-        },
-    )
-    state, effects = choose(state)
-    return state, (said, *effects)
 
 
 def _round_said(state: State, message: Started | Said | Stalled | Ended, now: float) -> Next:
@@ -289,7 +262,7 @@ def _attempt_ended(state: State, ended: AttemptEnded, now: float) -> Next:
     if state.stage is Stage.CLOSING:
         return closed(state, now)
     if state.stage is Stage.PLACING and ended.not_placed:
-        return fail(state, not_placed(state, ended.error), now, gone=True)
+        return fail(state, no_room(state), now, gone=True)
     agent = state.agents.get(ended.rank) if ended.rank is not None else None
     who = f"the agent of rank {agent.rank} on {agent.node}" if agent else "the worker group"
     verdict = Verdict(

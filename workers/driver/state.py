@@ -66,7 +66,9 @@ class State:
     counters: Counters
     attempt: int = -1
     next_round: int = 0
-    agents: Mapping[int, Registered] = field(default_factory=dict)
+    is_placed: bool = False  # Ray has set the attempt's room aside
+    seats: Mapping[int, str] = field(default_factory=dict)  # the node of each agent that runs
+    agents: Mapping[int, Registered] = field(default_factory=dict)  # those that stand ready
     heard_at: Mapping[int, float] = field(default_factory=dict)
     round: Round | None = None
     fault_at: float | None = None  # when the failure that is being recovered from was seen
