@@ -274,3 +274,20 @@ def test_progress_is_kept_and_the_start_of_a_later_generation_does_not_take_it_b
     assert (job.step, job.furthest_step) == (7, 7)
     again = Report(job_id="j1", generation=1, phase="starting", step=0, world_size=2, counters=Counters())
     assert transition(job, Reported(report=again), now=NOW).job.step == 7
+
+
+def test_a_generation_never_names_the_failure_of_an_older_one_as_its_own(jobs: dict[str, Job], make) -> None:
+    """What made this generation begin is over once it has trained: its next failure is told when its driver tells it."""
+
+    def recovering(**more: object) -> Reported:
+        told = {"job_id": "j1", "generation": 1, "phase": "recovering", "step": 7, "world_size": 2}
+        return Reported(report=Report.model_validate({**told, "counters": Counters(), **more}))
+
+    old = make.verdict(FailureClass.DRIVER_LOST)
+    job = transition(jobs["running"].evolve(verdict=old), recovering(), now=NOW).job
+    assert (job.state, job.reason) == (JobState.RECOVERING, "")
+    new = make.verdict(FailureClass.HANG).model_copy(update={"summary": "hang: rank 1 on n1 has not moved"})
+    failed = make.event(4, EventKind.ROUND_FAILED, data={"verdict": new.model_dump(mode="json")})
+    job = transition(job, recovering(events=[failed]), now=NOW).job
+    assert (job.reason, job.verdict) == (new.summary, new)
+    assert transition(job, recovering(), now=NOW).job.reason == new.summary, "until it runs again"
