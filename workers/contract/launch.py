@@ -51,6 +51,12 @@ class LaunchRequest(Message):
         return self.storage_url or self.run_dir
 
 
+class Leave(Message):
+    """All ranks of a round leave together, in two phases: first each holds and says where it is, then they are told when."""
+
+    after_step: int | None = None  # finished steps; None: hold before the next one
+
+
 class RoundOrder(Message):
     """One rendezvous, the same for all agents of an attempt."""
 
@@ -62,6 +68,7 @@ class RoundOrder(Message):
         None  # of a fork's beginning: the storage where that checkpoint lies; None: the job's own
     )
     store_address: str  # host:port of the rendezvous store, which outlives rounds
+    leave: Leave | None = None
     action: Literal["run", "hold", "stop"] = "run"  # hold: no rank for now; stop: the attempt is over
 
 

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from workers.agent.messages import parse_agent_message
 from workers.agent.ray_worker import agent_main
 from workers.contract.launch import LaunchRequest, RoundOrder
-from workers.driver.effects import AgentSaid, AttemptEnded, Heard, Input, Placed
+from workers.driver.effects import AgentSaid, AttemptEnded, Heard, Input, NodeLeaves, Placed
 from workers.driver.relay import Mailbox
 
 _TAKE_SECONDS: Final = 1.0  # also the driver's heartbeat
@@ -130,6 +130,7 @@ class Attempt:
 
     def _take(self) -> None:
         is_placed = False
+        draining: set[str] = set()  # told already
         while not self._over.is_set():
             try:
                 if not is_placed and (is_placed := _has_room()):
@@ -141,6 +142,9 @@ class Attempt:
                 return
             except ray.exceptions.RayError:
                 continue
+            for node_id in sorted(_draining_nodes() & self._node_ids - draining):
+                draining.add(node_id)
+                self._put(NodeLeaves(attempt=self._number, node_id=node_id))
             for line in lines:
                 message = parse_agent_message(line)
                 if message.type == "registered":
@@ -152,6 +156,11 @@ class Attempt:
         """Whether Ray says that every node of the attempt lives; then a dead agent is dead for certain."""
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         return self._node_ids <= alive
+
+
+def _draining_nodes() -> set[str]:
+    """Return the ids of the nodes that Ray is told to give up soon. Private, as in Ray 2.60; Ray Train asks the same."""
+    return set(ray._private.state.state.get_draining_nodes())
 
 
 def _has_room() -> bool:

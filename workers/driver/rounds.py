@@ -4,14 +4,27 @@ attempt: PLACING -> CHOOSING -> TRAINING -> (a rank fails) -> [HOLDING] -> CHOOS
 The smallest thing that broke is rebuilt: `restart.decide` says which, and what it costs.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
-from workers.agent.messages import Ended, Registered, Said, Seated, Stalled, Started, StoreMoved
+from workers.agent.messages import (
+    AgentMessage,
+    Ended,
+    Holds,
+    Noticed,
+    Registered,
+    Said,
+    Seated,
+    Stalled,
+    Started,
+    StoreMoved,
+)
 from workers.contract.events import EventKind
 from workers.contract.failure import FailureClass, Verdict
 from workers.contract.launch import LaunchRequest
-from workers.contract.rank_messages import Done, Measured, Ready, Told
+from workers.contract.rank_messages import Done, Left, Measured, Ready, Told
+from workers.driver.drain import break_off, holds, leave_for_good, leave_node, left
 from workers.driver.effects import (
     AgentSaid,
     AttemptEnded,
@@ -19,6 +32,8 @@ from workers.driver.effects import (
     Forward,
     Heard,
     Input,
+    LeaveAsked,
+    NodeLeaves,
     NotChosen,
     Placed,
     Say,
@@ -29,7 +44,7 @@ from workers.driver.hang import judge_hang
 from workers.driver.placing import no_room, not_up, placed, registered, seated
 from workers.driver.progress import measured, reach, round_started
 from workers.driver.settle import LookAgain, settle
-from workers.driver.state import Outcome, Stage, State
+from workers.driver.state import Outcome, Round, Stage, State
 from workers.driver.transitions import (
     CLOSE_SECONDS,
     Next,
@@ -85,6 +100,13 @@ def advance(state: State, given: Input, now: float) -> Next:
             if isinstance(state.after_close, Outcome):
                 return state, ()  # it ends already, and its own end counts
             return close(state, Outcome(phase="lost" if lost else "stopped", reason=reason), now)
+        case NodeLeaves(attempt=attempt, node_id=node_id):
+            here = [rank for rank, agent in state.agents.items() if agent.node_id == node_id]
+            if attempt != state.attempt or not here:
+                return state, ()
+            return leave_node(state, min(here), "is on a node that Ray drains", now)
+        case LeaveAsked(reason=reason):
+            return leave_for_good(state, reason, now)
         case Tick():
             return _look(state, now)
         case _:
@@ -115,9 +137,7 @@ def _look(state: State, now: float) -> Next:
             return state, ()
 
 
-def _agent_said(
-    state: State, message: Seated | Registered | StoreMoved | Started | Said | Stalled | Ended, now: float
-) -> Next:
+def _agent_said(state: State, message: AgentMessage, now: float) -> Next:
     match message:
         case Seated():
             return seated(state, message), ()
@@ -129,7 +149,7 @@ def _agent_said(
             return state, (_tell(state, message, told),)
         case Said(message=Measured(sample=sample)) if not _is_current(state, message):
             return state, (Forward(sample=sample),)
-        case Started() | Said() | Stalled() | Ended():
+        case Started() | Said() | Stalled() | Noticed() | Holds() | Ended():
             if state.stage is not Stage.TRAINING or not _is_current(state, message):
                 return state, ()
             return _round_said(state, message, now)
@@ -153,7 +173,7 @@ def _store_moved(state: State, moved: StoreMoved, now: float) -> Next:
     return fail(state, verdict, now)
 
 
-def _is_current(state: State, message: Started | Said | Stalled | Ended) -> bool:
+def _is_current(state: State, message: Started | Said | Stalled | Noticed | Holds | Ended) -> bool:
     return state.round is not None and message.round == state.round.order.round
 
 
@@ -169,7 +189,9 @@ def _tell(state: State, said: Said, told: Told) -> Say:
     )
 
 
-def _round_said(state: State, message: Started | Said | Stalled | Ended, now: float) -> Next:
+def _round_said(
+    state: State, message: Started | Said | Stalled | Noticed | Holds | Ended, now: float
+) -> Next:
     round_ = state.round
     assert round_ is not None
     match message:
@@ -183,12 +205,18 @@ def _round_said(state: State, message: Started | Said | Stalled | Ended, now: fl
             return measured(state, round_, sample, now)
         case Said(rank=rank, message=Done(result=result)):
             return _done(replace(state, round=replace(round_, done={**round_.done, rank: result})), now)
+        case Said(rank=rank, message=Left() as gone):
+            return left(state, rank, gone, now)
+        case Noticed(rank=rank):
+            return leave_node(state, rank, "was told to leave (SIGTERM)", now)
+        case Holds(rank=rank, step=step):
+            return holds(state, rank, step)
         case Stalled(rank=rank):
             stalled_at = {**round_.stalled_at, rank: now}
             round_ = replace(round_, stalls={**round_.stalls, rank: message}, stalled_at=stalled_at)
             return _judge(replace(state, round=round_), now)
         case Ended(ending=ending):
-            if ending.ordered or message.rank in round_.done:
+            if ending.ordered or message.rank not in _at_work(state, round_):
                 return state, ()
             round_ = replace(round_, endings=(*round_.endings, ending), seen_at=(*round_.seen_at, now))
             state = reach(replace(state, round=round_), (ending.step or 1) - 1)
@@ -219,13 +247,19 @@ def _judge(state: State, now: float) -> Next:
         endings=round_.endings,
         seen_at=round_.seen_at,
         heard_at=state.heard_at,
-        nodes={rank: node for rank, node in state.nodes.items() if rank not in round_.done},
+        nodes=_at_work(state, round_),
         lease_seconds=state.request.lease_seconds,
         now=now,
     )
     if isinstance(judged, LookAgain):
         return replace(state, until=judged.at), ()
-    return fail(state, judged, now)
+    return break_off(state, judged, now)
+
+
+def _at_work(state: State, round_: Round) -> Mapping[int, str]:
+    """The nodes of the ranks that are still to end."""
+    gone = {*round_.done, *(round_.drain.left if round_.drain is not None else ())}
+    return {rank: node for rank, node in state.nodes.items() if rank not in gone}
 
 
 def _judge_silence(state: State, now: float) -> Next:
@@ -242,7 +276,7 @@ def _judge_silence(state: State, now: float) -> Next:
         node=agent.node,
         step=state.step,
     )
-    return fail(state, verdict, now, confirmed=False)
+    return break_off(state, verdict, now, confirmed=False)
 
 
 def _judge_standstill(state: State, now: float) -> Next:
@@ -251,11 +285,11 @@ def _judge_standstill(state: State, now: float) -> Next:
     verdict = judge_hang(
         round_.stalls,
         round_.stalled_at,
-        nodes={rank: node for rank, node in state.nodes.items() if rank not in round_.done},
+        nodes=_at_work(state, round_),
         hang_seconds=state.request.config.failure.hang_seconds,
         now=now,
     )
-    return (replace(state, until=None), ()) if verdict is None else fail(state, verdict, now)
+    return (replace(state, until=None), ()) if verdict is None else break_off(state, verdict, now)
 
 
 def _attempt_ended(state: State, ended: AttemptEnded, now: float) -> Next:
@@ -273,4 +307,4 @@ def _attempt_ended(state: State, ended: AttemptEnded, now: float) -> Next:
         step=state.step if state.round is not None else None,
         consequences=tuple(sorted({e.rank for e in state.round.endings})) if state.round is not None else (),
     )
-    return fail(state, verdict, now, confirmed=ended.nodes_alive, gone=True)
+    return break_off(state, verdict, now, confirmed=ended.nodes_alive, gone=True)
