@@ -18,10 +18,10 @@ TESTS ?= tests
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
-.PHONY: help setup dev demo test test-fast equivalence monitoring lint format lock tools ops clean
+.PHONY: help setup dev demo test test-fast equivalence checkpoint-matrix monitoring lint format lock tools ops clean
 
 help:  ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.setup  ## a virtual environment with shardyard, in .venv
 
@@ -38,6 +38,9 @@ test-fast: dev  ## tests that need neither process groups nor Ray
 
 equivalence: dev ops  ## every engine, stage and offload against one process: docs/equivalence.md, about 15 minutes
 	$(TEST_ENV) $(BIN)/python -m benchmarks.equivalence
+
+checkpoint-matrix: dev ops  ## what every engine saves, every other one continues: docs/checkpoints.md, about 10 minutes
+	$(TEST_ENV) $(BIN)/python -m benchmarks.checkpoint_matrix
 
 monitoring: dev  ## Prometheus rules, Grafana dashboards and their pages, from the names of the metrics
 	$(BIN)/python -m deploy.monitoring

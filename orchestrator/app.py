@@ -66,7 +66,7 @@ def create_app(settings: Settings, backend: RayBackend | None = None) -> FastAPI
 
 
 def _door(settings: Settings, store: Store, controller: Controller, *, token: str) -> Door:
-    roots = Roots(storage=settings.storage_dir, allowed=settings.allowed_roots)
+    roots = Roots.of(settings.storage_dir, settings.allowed_roots)
     return Door(
         service=Service(store, roots=roots, now=utc_now, notify=controller.wake),
         admin_token=token,

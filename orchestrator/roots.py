@@ -1,19 +1,19 @@
 """Where a job may read and write: paths of a job file, made absolute and held under the allowed roots."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from orchestrator.errors import Problem, SpecError
 from orchestrator.spec.model import JobSpec
 from orchestrator.working_dir import WorkingDirError, check
 from workers.contract.config import paths_of
+from workers.contract.location import is_below, is_url, url_problem
 
 STANDARD_LIBRARY: Final = "python-stdlib"  # names the interpreter's own library, not a path
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # s3://, file:/etc, simplecache::http://
+LOGS_OF_URLS: Final = "runs"  # below the storage root: logs and events of jobs whose checkpoints lie at a URL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,13 @@ class Roots:
 
     storage: Path
     allowed: tuple[Path, ...] = ()  # further roots for absolute paths
+    urls: tuple[str, ...] = ()  # roots in object stores, for checkpoints alone
+
+    @classmethod
+    def of(cls, storage: Path, allowed: Sequence[str]) -> Self:
+        """Tell paths and URLs apart."""
+        paths = tuple(Path(root).expanduser() for root in allowed if not is_url(root))
+        return cls(storage=storage, allowed=paths, urls=tuple(root for root in allowed if is_url(root)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +42,7 @@ class Placed:
 def place(spec: JobSpec, roots: Roots, *, source: str) -> Placed:
     """Make every path absolute. Raises SpecError for one that leaves the roots, and for code that cannot be shipped."""
     problems: list[Problem] = []
-    storage_dir = _resolve("checkpoint.storage_path", spec.checkpoint.storage_path, roots, source, problems)
+    storage_dir = _storage_dir(spec.checkpoint.storage_path, roots, source, problems)
     placed = {
         place: str(_resolve(place, path, roots, source, problems))
         for place, path in paths_of(spec).items()
@@ -61,13 +68,30 @@ def _with_paths(spec: JobSpec, paths: Mapping[str, str]) -> JobSpec:
     return JobSpec.model_validate(content)
 
 
+def _storage_dir(value: str, roots: Roots, source: str, problems: list[Problem]) -> Path:
+    """Return the run directory's parent: where checkpoints lie, too, unless they lie at a URL below an allowed one."""
+    where = "checkpoint.storage_path"
+    if not is_url(value):
+        return _resolve(where, value, roots, source, problems)
+    wrong = url_problem(value)
+    if wrong is not None:
+        problems.append(_problem(where, value, wrong, source))
+    elif not any(is_below(value, root) for root in roots.urls):
+        problem = _problem(where, value, "is at no URL that jobs may use", source)
+        named = f"put it below {', '.join(roots.urls)}, or " if roots.urls else ""
+        problems.append(
+            replace(problem, remedy=f"{named}start the service with `shardyard up --allow {value}`")
+        )
+    return (roots.storage / LOGS_OF_URLS).resolve()
+
+
 def _resolve(path: str, value: str, roots: Roots, source: str, problems: list[Problem]) -> Path:
     """Return the absolute path, links followed; adds a problem where it is not one that a job may use."""
     if not value.strip():
         problems.append(_problem(path, repr(value), "is not a path", source))
         return roots.storage
-    if _SCHEME.match(value):
-        problem = _problem(path, value, "is a URL, and this version knows directories only", source)
+    if is_url(value):
+        problem = _problem(path, value, "is a URL, and data are read from directories only", source)
         problems.append(replace(problem, remedy="use a directory that every node mounts"))
         return roots.storage
     resolved = (roots.storage / value).resolve()

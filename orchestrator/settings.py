@@ -43,7 +43,9 @@ class Settings(Strict):
     ray_address: str | None = None  # the dashboard's HTTP address; None: no cluster, jobs wait
     ray_auth_token_path: Path | None = None
     storage_root: Path | None = None  # None: `<home>/storage`
-    allowed_roots: tuple[Path, ...] = ()  # further roots for absolute paths of job files, comma-separated
+    allowed_roots: tuple[
+        str, ...
+    ] = ()  # more places that job files may name, directories and URLs, comma-separated
     ship_package: bool = False  # send our own package along with each job (docs/deploy.md)
     advertise_url: str | None = None  # how nodes reach this service; None: http://<host>:<port>
     allowed_hosts: tuple[str, ...] = ()  # more names that the Host header may hold, comma-separated

@@ -54,7 +54,14 @@ def rank_main(order_json: str, conn: Connection, board: Any) -> None:
     _redirect_output(order)
     faulthandler.enable()
     show_stacks_when_asked()
-    os.environ.update(order.environment)
+    os.environ.update(
+        order.environment,
+        RANK=str(order.rank),  # what training code everywhere asks for
+        LOCAL_RANK="0"
+        if order.request.gpus_per_worker
+        else str(order.local_rank),  # a device's index: it sees its own
+        WORLD_SIZE=str(order.world_size),
+    )
     sys.path[:0] = [entry for entry in order.sys_path if entry not in sys.path]
     progress = BoardProgress(board)
     count_collectives(progress)

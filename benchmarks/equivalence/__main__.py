@@ -4,7 +4,6 @@ import argparse
 import os
 import platform
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -13,11 +12,11 @@ from contextlib import closing
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import groupby
-from pathlib import Path
 from typing import Final
 
 import torch
 
+from benchmarks.commit import ROOT, commit
 from benchmarks.equivalence.compare import TOLERANCES
 from benchmarks.equivalence.gang import Gang, GangError
 from benchmarks.equivalence.matrix import DDP, SEED, STEPS, Cell, Training, cells
@@ -28,7 +27,6 @@ from benchmarks.equivalence.reference import Run, train_reference
 from benchmarks.equivalence.rows import Results, Row, failed, judge, write_results
 from workers.contract.config import TrainingConfig
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 RESULTS: Final = ROOT / "results" / "equivalence.json"
 PAGE: Final = ROOT / "docs" / "equivalence.md"
 CELL_SECONDS: Final = 90.0  # of one training, on a slow and busy machine
@@ -109,7 +107,7 @@ def _tell(row: Row) -> None:
 def _results(rows: Sequence[Row], *, seconds: float) -> Results:
     return Results(
         command="make equivalence",
-        commit=_commit(),
+        commit=commit(RESULTS, PAGE),
         seed=SEED,
         steps=STEPS,
         seconds=round(seconds, 1),
@@ -119,19 +117,6 @@ def _results(rows: Sequence[Row], *, seconds: float) -> Results:
         tolerances={name: asdict(tolerance) for name, tolerance in TOLERANCES.items()},
         rows=rows,
     )
-
-
-def _commit() -> str:
-    """Return HEAD, with "+" if files under version control differ from it (other than what this program writes)."""
-
-    def git(*args: str) -> str:
-        return subprocess.run(
-            ["git", *args], cwd=ROOT, check=True, capture_output=True, text=True
-        ).stdout.strip()
-
-    written = [f":(exclude){path.relative_to(ROOT)}" for path in (RESULTS, PAGE)]
-    changes = git("status", "--porcelain", "--untracked-files=no", "--", ".", *written)
-    return git("rev-parse", "--short=12", "HEAD") + ("+" if changes else "")
 
 
 if __name__ == "__main__":

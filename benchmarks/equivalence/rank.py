@@ -26,7 +26,7 @@ def train_all(world: World, chosen: Sequence[Cell], *, nvme_path: str, steps: in
     runs = []
     for cell in chosen:
         runs.append(train(world, cell, nvme_path=nvme_path, steps=steps))
-        _forget_groups()
+        forget_groups()
     return runs
 
 
@@ -40,7 +40,7 @@ def train(world: World, cell: Cell, *, nvme_path: str, steps: int = STEPS) -> Ru
     plan = plan_batch(global_sequences=batch.global_sequences, world_size=world.world_size, micro=batch.micro)
     outputs = [
         engine.train_step(
-            _micro_batches(task, config, plan, step=step, rank=world.rank),
+            micro_batches(task, config, plan, step=step, rank=world.rank),
             learning_rate=learning_rate(step, config.train),
         )
         for step in range(steps)
@@ -66,13 +66,13 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def _forget_groups() -> None:
+def forget_groups() -> None:
     """Let one process build more than one engine, which no job does: DeepSpeed 0.19.8 makes groups of hpZ only once."""
     if (groups := sys.modules.get("deepspeed.utils.groups")) is not None:
         groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None  # type: ignore[attr-defined]
 
 
-def _micro_batches(
+def micro_batches(
     task: Task, config: TrainingConfig, plan: BatchPlan, *, step: int, rank: int
 ) -> Sequence[WeightedBatch]:
     """Cut a step for this rank; a micro-batch of no sequences reads one all the same, uncounted."""

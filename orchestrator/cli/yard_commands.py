@@ -17,6 +17,7 @@ from orchestrator.cli.screen import Screen
 from orchestrator.cli.wording import plural
 from orchestrator.errors import OrchestratorError
 from orchestrator.settings import Settings, read_settings
+from workers.contract.location import is_url, url_problem
 
 HomeOption = Annotated[
     Path | None,
@@ -40,8 +41,11 @@ def up(
         int | None, typer.Option(min=0, help="GPUs that Ray may give out; without it all.")
     ] = None,
     allow: Annotated[
-        list[Path],
-        typer.Option(metavar="DIR", help="Let jobs use data and storage below DIR too. May be repeated."),
+        list[str],
+        typer.Option(
+            metavar="DIR",
+            help="Let jobs use data and storage below DIR too, or checkpoints below a URL, s3://bucket/prefix. May be repeated.",
+        ),
     ] = [],  # noqa: B006 -- typer copies it
     as_json: JsonFlag = False,
 ) -> None:
@@ -86,15 +90,23 @@ def up(
     screen.say("\nshardyard submit JOB.yaml --follow    shardyard down", "dim")
 
 
-def _allowing(settings: Settings, more: list[Path]) -> dict[str, str]:
+def _allowing(settings: Settings, more: list[str]) -> dict[str, str]:
     """Return the setting that adds `more` to the roots that jobs may use."""
-    roots = [*settings.allowed_roots, *(path.expanduser().resolve() for path in more)]
-    for root in roots:
-        if "," in str(root):
-            raise CliError(f"--allow: {root} holds a comma", code=ExitCode.BAD_INPUT)
-        if not root.is_dir():
-            raise CliError(f"--allow: {root} is no directory", code=ExitCode.BAD_INPUT)
-    return {"SHARDYARD_ALLOWED_ROOTS": ",".join(map(str, roots))} if roots else {}
+    roots = [*settings.allowed_roots, *map(_root, more)]
+    return {"SHARDYARD_ALLOWED_ROOTS": ",".join(roots)} if roots else {}
+
+
+def _root(given: str) -> str:
+    """Check a root as it was given, and return what the service is told."""
+    problem = url_problem(given) if is_url(given) else None
+    root = given if is_url(given) else str(Path(given).expanduser().resolve())
+    if "," in root:
+        problem = "holds a comma"
+    elif not is_url(given) and not Path(root).is_dir():
+        problem = "is no directory"
+    if problem is not None:
+        raise CliError(f"--allow: {root} {problem}", code=ExitCode.BAD_INPUT)
+    return root
 
 
 @command

@@ -14,7 +14,7 @@ from ray_runs import descendants_of_agent, is_alive, llama, misbehaving, wait_fo
 pytestmark = pytest.mark.ray
 
 
-def start(config: dict[str, Any], tmp_path: Path) -> "subprocess.Popen[str]":
+def start(config: dict[str, Any], tmp_path: Path, **environment: str) -> "subprocess.Popen[str]":
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
     command = [
@@ -30,7 +30,12 @@ def start(config: dict[str, Any], tmp_path: Path) -> "subprocess.Popen[str]":
     ]
     command += ["--run-dir", str(tmp_path / "run")]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, **environment},
     )
 
 
@@ -72,3 +77,42 @@ def test_ctrl_c_stops_a_run_and_leaves_no_process(tmp_path: Path):
     assert json.loads(rest.splitlines()[-1])["data"]["phase"] == "stopped"
     wait_for(lambda: not any(is_alive(pid) for pid in pids), "no process is left", 20)
     process.stdout.close()
+
+
+def worker(*arguments: str, **environment: str) -> str:
+    command = [sys.executable, "-P", "-m", "workers.cli", *arguments]
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, env={**os.environ, **environment}
+    ).stdout
+
+
+def test_a_run_whose_checkpoints_lie_in_an_object_store_recovers_and_is_exported(
+    tmp_path: Path, s3_environment: dict[str, str]
+):
+    url = f"s3://yard/{tmp_path.name.strip('_')}"
+    config = {**llama(steps=40), "checkpoint": {"storage_path": url, "every_steps": 10, "keep": 2}}
+    process = start(config, tmp_path, **s3_environment)
+    assert process.stdout is not None
+    events = []
+    for line in process.stdout:
+        message = json.loads(line)
+        events.append(message["data"])
+        if message["data"].get("kind") == "checkpoint_published" and message["data"]["step"] == 20:
+            started = next(event for event in reversed(events) if event.get("kind") == "round_started")
+            os.kill(int(started["data"]["pids"]["1"]), signal.SIGKILL)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0, events
+    outcome = events[-1]
+    assert outcome["result"]["final_step"] == 40
+    assert (outcome["result"]["samples_repeated"], outcome["result"]["samples_missing"]) == (0, 0)
+    resumed = [event["data"]["resume_from"] for event in events if event.get("kind") == "round_started"]
+    assert len(resumed) == 2
+    assert resumed[1].startswith(("step-00000020", "step-00000030"))
+    storage = f"{url}/run"
+    rows = [
+        json.loads(line) for line in worker("checkpoints", storage, "--verify", **s3_environment).splitlines()
+    ]
+    assert [(row["step"], row["problem"]) for row in rows] == [(40, ""), (30, "")]
+    told = json.loads(worker("export", storage, "--to", str(tmp_path / "out"), **s3_environment))
+    assert told["step"] == 40
+    assert (tmp_path / "out" / "model.safetensors").stat().st_size > 0

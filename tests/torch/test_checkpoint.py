@@ -91,6 +91,7 @@ def _train_and_save(world: World, run_dir: str) -> bool:
 
 
 def test_nothing_is_published_before_the_slowest_rank_has_written(ranks: Any, tmp_path: Path) -> None:
+    """B073."""
     before, after = ranks(_save_with_a_slow_rank, 3, str(tmp_path))[0]
     assert (before, after) == ([], [1])
 
@@ -177,6 +178,7 @@ def _load_on_two_hosts(world: World, run_dirs: list[str], name: str) -> str:
 
 
 def test_four_ranks_that_save_at_every_step_leave_one_directory_each(ranks: Any, tmp_path: Path) -> None:
+    """B063."""
     ranks(_save_often, 4, str(tmp_path))
     assert [m.checkpoint.step for m in catalog.published(str(tmp_path))] == list(range(1, 51))
     assert len(list(checkpoints_dir(str(tmp_path)).iterdir())) == 50

@@ -8,9 +8,14 @@ import pytest
 import torch
 from sharded_states import gathered, make_saver, overwrite, resume_at, same
 
+from benchmarks.checkpoint_matrix.canonical import digest, layout_of, read_whole
+from benchmarks.checkpoint_matrix.rank import make_reference
+from benchmarks.equivalence.matrix import DDP
 from workers.checkpointing import catalog
+from workers.checkpointing.catalog import read_manifest
 from workers.checkpointing.load import load
 from workers.contract.config import TrainingConfig
+from workers.contract.manifest import Manifest
 from workers.engines import Engine, build_engine
 from workers.models import load_task
 from workers.world import World
@@ -71,6 +76,7 @@ def _load_and_save(world: World, run_dir: str, kind: str, stage: int, name: str,
 def test_what_one_engine_wrote_every_other_continues_bit_for_bit(
     ranks: Any, tmp_path: Path, layout: tuple[str, int, int]
 ) -> None:
+    """B011."""
     run_dir = str(tmp_path)
     kind, stage, world_size = layout
     names = ranks(_save_first, world_size, run_dir, kind, stage)
@@ -85,3 +91,28 @@ def test_what_one_engine_wrote_every_other_continues_bit_for_bit(
         assert {n: (t.dtype, t.shape) for n, t in other.tensors.items()} == {
             n: (t.dtype, t.shape) for n, t in first.tensors.items()
         }
+
+
+def test_content_and_layout_of_a_checkpoint_are_told_apart(ranks: Any, tmp_path: Path) -> None:
+    [(name, losses)] = ranks(make_reference, 1, DDP, str(tmp_path), 2)
+    found = read_whole(str(tmp_path), name)
+    assert len(losses) == 18
+    changed = {key: value.clone() for key, value in found.items()}
+    assert digest(changed) == digest(found)
+    next(value for value in changed.values() if value.numel())[..., 0] += 1
+    assert digest(changed) != digest(found)
+    manifest = read_manifest(str(tmp_path), name)
+    assert isinstance(manifest, Manifest)
+    moved = manifest.model_copy(
+        update={
+            "tensors": {
+                key: stored.model_copy(
+                    update={
+                        "chunks": tuple(c.model_copy(update={"start": c.start + 8}) for c in stored.chunks)
+                    }
+                )
+                for key, stored in manifest.tensors.items()
+            }
+        }
+    )
+    assert layout_of(moved) != layout_of(manifest)

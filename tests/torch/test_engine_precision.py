@@ -111,7 +111,7 @@ def batch_statistics(world: World, runs: list[dict[str, Any]]) -> list[list[torc
 
 
 def test_running_statistics_stay_fp32_and_are_those_of_the_whole_batch(ranks: "Launcher") -> None:
-    """B048: under bf16 and fp16, the same on every rank."""
+    """B048, B049: under bf16 and fp16, the same on every rank."""
     steps = {"train__steps": 30}
     task = make_task("statistics")
     reference_run(task, make_config(**steps))

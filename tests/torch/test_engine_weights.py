@@ -72,6 +72,7 @@ def train_half_frozen(world: World, engines: list[dict[str, Any]]) -> list[Any]:
 
 
 def test_frozen_weights_keep_the_dtype_that_they_came_in(ranks: "Launcher") -> None:
+    """B020."""
     ((ddp, dtype), *others), _ = ranks(train_half_frozen, 2, [dict(changes) for changes in ENGINES.values()])
     assert dtype == torch.bfloat16
     for losses, other in others:

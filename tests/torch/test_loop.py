@@ -120,7 +120,7 @@ def killed_then_resumed(
 def test_a_killed_run_ends_bit_for_bit_as_one_that_is_not(
     ranks: "Launcher", tmp_path: Path, engine: dict[str, Any], precision: str
 ) -> None:
-    """B050, B053: weights, moments, loss, rate and the ledger, with dropout on."""
+    """B050, B053, B054: weights, moments, loss, rate and the ledger, with dropout on."""
     changes = DROPOUT | engine | {"train__precision__params": precision}
     ((whole, told), *_) = ranks(train_round, 2, str(tmp_path / "whole"), changes)
     result, resumed_told = killed_then_resumed(ranks, tmp_path / "killed", changes, kill_at=3)
@@ -284,6 +284,7 @@ def test_nothing_to_train_is_a_config_error(ranks: "Launcher", tmp_path: Path) -
 
 
 def test_training_checkpoints_are_named_by_finished_steps(ranks: "Launcher", tmp_path: Path) -> None:
+    """B064: the step alone says when, so no rank enters a save that the others do not."""
     changes = DROPOUT | {"train__steps": 5, "checkpoint__keep": 9}
     ranks(train_round, 2, str(tmp_path), changes)
     manifests = catalog.published(str(tmp_path))

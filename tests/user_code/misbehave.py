@@ -53,7 +53,7 @@ class Misbehaving:
         return Rows()
 
     def loss_sum(self, module, batch):
-        print(f"rank {dist.get_rank()} pid {os.getpid()} env {AT_IMPORT} call {self.calls}")
+        print(f"rank {os.environ['RANK']} pid {os.getpid()} env {AT_IMPORT} call {self.calls}")
         time.sleep(self.seconds)
         if dist.get_rank() == self.rank and self.calls == self.step and self._is_due():
             getattr(self, self.do)()

@@ -127,6 +127,7 @@ def test_a_node_that_sees_the_drivers_request_and_runs_its_version_is_fit(reques
 
 
 def test_a_path_that_is_not_the_same_storage_is_found_before_training(request_in):
+    """B066."""
     _, missing = check_node(request_in, installed_version="1.2")
     assert str(request_file(request_in.run_dir, 3)) in missing
     other = request_in.model_copy(update={"job_id": "somebody-else"})

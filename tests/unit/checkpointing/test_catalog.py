@@ -41,6 +41,7 @@ def test_the_newest_that_is_not_excluded_is_chosen(run_dir: str, publish: Publis
 
 
 def test_another_run_beside_it_is_never_seen(tmp_path: Path, run_dir: str, publish: Publish) -> None:
+    """B062."""
     publish(1000)
     assert catalog.choose(catalog.survey(str(tmp_path / "job-2"))) is None
 
@@ -108,6 +109,7 @@ def test_only_leftovers_of_earlier_rounds_are_swept(run_dir: str, publish: Publi
 
 class TestDeletion:
     def test_deleting_twice_and_after_somebody_else_is_fine(self, run_dir: str, publish: Publish) -> None:
+        """B080."""
         first, second = publish(1), publish(2)
         shutil.rmtree(checkpoints_dir(run_dir) / second)
         for name in (first, first, second):

@@ -98,6 +98,7 @@ def test_saving_at_once_what_was_loaded_gives_an_equal_checkpoint(
 
 class TestMismatch:
     def test_missing_and_unexpected_names_are_both_listed(self, run_dir: str, saved: str) -> None:
+        """B068."""
         state = _state(7)
         state["model.new"] = torch.zeros(1)
         state["model.renamed"] = state.pop("model.w")
@@ -182,6 +183,7 @@ class TestDamage:
             load(run_dir, saved, _state())
 
     def test_a_missing_shard_is_named(self, run_dir: str, saved: str, directory: Path) -> None:
+        """B002."""
         (file,) = directory.glob("*.bin")
         file.unlink()
         assert self._found_in_survey(run_dir, saved) == f"{file.name} is missing"
@@ -216,6 +218,7 @@ class TestDamage:
     def test_a_pickle_in_place_of_any_file_is_refused_and_never_run(
         self, run_dir: str, saved: str, directory: Path, tmp_path: Path
     ) -> None:
+        """B147."""
         marker = tmp_path / "ran"
         for file in sorted(directory.iterdir()):
             content = file.read_bytes()

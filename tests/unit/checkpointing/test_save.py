@@ -121,6 +121,7 @@ def test_what_changes_after_save_returned_is_not_in_the_file(
 def test_a_save_in_flight_is_neither_announced_nor_costs_an_older_one(
     saver: MakeSaver, resume_at: ResumeAt, run_dir: str, told: list[Any], gate: Gate
 ) -> None:
+    """B070."""
     gate.open()
     one = saver(keep=1)
     first = one.save_final(_state(1), {}, resume_at(1))
@@ -141,6 +142,7 @@ def test_a_save_in_flight_is_neither_announced_nor_costs_an_older_one(
 def test_the_last_save_is_waited_for_before_it_is_called_final(
     saver: MakeSaver, resume_at: ResumeAt, run_dir: str, gate: Gate
 ) -> None:
+    """B072."""
     one = saver()
     one.save(_state(4), {}, resume_at(4))  # the last step was due anyway
     opener = threading.Thread(target=lambda: gate.reached.wait(60) and gate.open())
@@ -246,6 +248,7 @@ class TestFailures:
     def test_a_full_disk_is_told_costs_nothing_old_and_is_tried_again(
         self, saver: MakeSaver, resume_at: ResumeAt, run_dir: str, told: list[Any], disk: Disk
     ) -> None:
+        """B069."""
         one = saver()
         for step in (1, 2):
             one.save(_state(step), {}, resume_at(step))
@@ -267,6 +270,7 @@ class TestFailures:
     def test_the_failure_is_told_at_the_next_poll(
         self, saver: MakeSaver, resume_at: ResumeAt, told: list[Any], disk: Disk
     ) -> None:
+        """B074."""
         one = saver()
         disk.free_bytes = 0
         one.save(_state(1), {}, resume_at(1))

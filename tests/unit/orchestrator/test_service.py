@@ -1,6 +1,7 @@
 """Use cases, on a real store: submit, cancel, report."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -53,9 +54,9 @@ def test_validate_fills_in_every_default_and_submits_nothing(yard) -> None:
         ),
         ("checkpoint: {storage_path: /etc}", "checkpoint.storage_path: /etc lies outside the roots"),
         ("checkpoint: {storage_path: link}", "checkpoint.storage_path: link lies outside the roots"),
-        ("checkpoint: {storage_path: 's3://bucket/x'}", "is a URL"),
-        ("checkpoint: {storage_path: 'file:///etc'}", "is a URL"),
-        ("checkpoint: {storage_path: 'simplecache::http://x/y'}", "is a URL"),
+        ("checkpoint: {storage_path: 's3://bucket/x'}", "is at no URL that jobs may use"),
+        ("checkpoint: {storage_path: 'file:///etc'}", "is no storage that this version knows"),
+        ("checkpoint: {storage_path: 'simplecache::http://x/y'}", "is no storage that this version knows"),
         ('checkpoint: {storage_path: "a\\0b"}', "this text holds a NUL"),
         ("checkpoint: {storage_path: ''}", "is not a path"),
     ],
@@ -66,6 +67,18 @@ def test_no_path_leaves_the_roots(yard, text: str, message: str) -> None:  # B14
         yard.service.submit(BASE + text)
     assert message in str(caught.value)
     assert caught.value.problems[0].line == 3
+
+
+def test_checkpoints_lie_at_a_url_below_an_allowed_one_and_logs_below_the_storage_root(yard) -> None:
+    roots = Roots.of(yard.root, ["/data", "s3://team/runs"])
+    assert (roots.allowed, roots.urls) == ((Path("/data"),), ("s3://team/runs",))
+    service = Service(yard.store, roots=roots, now=yard.clock.now)
+    job = service.submit(BASE + "checkpoint: {storage_path: 's3://team/runs/mine'}\n").job
+    assert job.storage == f"s3://team/runs/mine/{job.id}"
+    assert job.run_dir == str(yard.root / "runs" / job.id)
+    for elsewhere in ("s3://team/runs-2", "s3://other/runs", "s3://team/runs/../x"):
+        with pytest.raises(SpecError):
+            service.submit(BASE + f"checkpoint: {{storage_path: '{elsewhere}'}}\n")
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "s3://bucket/x"])

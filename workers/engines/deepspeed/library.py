@@ -22,11 +22,8 @@ def load_deepspeed(world: World, precision: Precision, *, needs_files: bool) -> 
     (`needs_files`) for want of its ops.
     """
     os.environ.setdefault("DS_ACCELERATOR", world.device.type)
-    os.environ.update(
-        RANK=str(world.rank),
-        WORLD_SIZE=str(world.world_size),
-        LOCAL_RANK=os.environ.get("LOCAL_RANK", "0"),
-    )
+    os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.world_size))
+    os.environ.setdefault("LOCAL_RANK", "0")
     try:
         # DeepSpeed takes seconds to import and is one engine of three; a job without it never pays for it.
         import deepspeed
