@@ -3,10 +3,12 @@
 Inputs may come twice, late, or from an older generation: what does not apply any more changes nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, assert_never
+
+from pydantic import ValidationError
 
 from orchestrator.job import Generation, GenerationState, Job, JobState
 from orchestrator.job_inputs import (
@@ -114,10 +116,10 @@ def _reported(draft: "_Draft", report: Report) -> None:
         step=job.step if report.phase == "starting" else report.step,
         furthest_step=max(job.furthest_step, report.step),
         counters=report.counters,
-        verdict=report.verdict or _newest_verdict(report.events) or job.verdict,
+        verdict=report.verdict or _newest_verdict(report) or job.verdict,
     )
     if report.phase in _LIVE_PHASES:
-        _live(draft, _LIVE_PHASES[report.phase])
+        _live(draft, report, _LIVE_PHASES[report.phase])
         return
     draft.generation(state=GenerationState.ENDED, final_phase=report.phase)
     match report.phase:
@@ -137,13 +139,6 @@ def _reported(draft: "_Draft", report: Report) -> None:
             _restart(draft, verdict, back_to=JobState.RECOVERING)
 
 
-def _newest_verdict(events: Sequence[Event]) -> Verdict | None:
-    """What the driver told last of a round or an attempt that failed; it goes on by itself after those."""
-    failed = (EventKind.ROUND_FAILED, EventKind.ATTEMPT_FAILED)
-    told = [event.data["verdict"] for event in events if event.kind in failed and "verdict" in event.data]
-    return Verdict.model_validate(told[-1]) if told else None
-
-
 def _why_failed(report: Report) -> str:
     """What happened, and why the driver did not try again."""
     summary = report.verdict.summary if report.verdict else "failed, and the driver gives no reason"
@@ -156,14 +151,29 @@ def _verdict(failure_class: FailureClass, summary: str) -> Verdict:
     return Verdict(failure_class=failure_class, summary=f"{failure_class.value}: {summary}")
 
 
-def _live(draft: "_Draft", state: JobState) -> None:
+def _live(draft: "_Draft", report: Report, state: JobState) -> None:
     job = draft.job
     if job.desired == "cancel":
         return  # the reason says already what it waits for
     if state is JobState.STARTING and job.state is not JobState.STARTING:
         state = JobState.RECOVERING  # a later generation's start is part of a recovery
-    summary = job.verdict.summary if job.verdict and state is JobState.RECOVERING else ""
-    draft.to(state, summary)
+    reason = ""
+    if (
+        state is JobState.RECOVERING
+    ):  # from what its own driver told last, else from what made the generation begin
+        told = _newest_verdict(report)
+        reason = told.summary if told else (job.reason if job.state is state else "")
+    draft.to(state, reason)
+
+
+def _newest_verdict(report: Report) -> Verdict | None:
+    """The verdict on the newest round or attempt that failed, as far as this report tells of one."""
+    failures = (EventKind.ROUND_FAILED, EventKind.ATTEMPT_FAILED)
+    told = [event for event in report.events if event.kind in failures]
+    try:
+        return Verdict.model_validate(told[-1].data.get("verdict")) if told else None
+    except ValidationError:  # of another version
+        return None
 
 
 def _restart(draft: "_Draft", verdict: Verdict, *, back_to: JobState) -> None:

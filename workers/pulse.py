@@ -1,7 +1,10 @@
 """What a rank shows of itself while it cannot speak: collectives it has issued, and its stacks when it is asked."""
 
 import faulthandler
+import os
+import signal
 import threading
+from types import FrameType
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -14,6 +17,23 @@ _LOOK_SECONDS: Final = 1.0
 def show_stacks_when_asked() -> None:
     """Write the stacks of all threads to this process's stderr at STACKS_SIGNAL, also inside a C call."""
     faulthandler.register(STACKS_SIGNAL, all_threads=True, chain=False)
+
+
+def heed_notice(progress: BoardProgress) -> None:
+    """Take SIGTERM for a notice: training goes on until all ranks leave together. The user's own handler replaces this.
+
+    What is forked from here is not meant by it: there SIGTERM ends the process, as it does everywhere else.
+    """
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        progress.tell_notice()
+
+    def forget() -> None:
+        if signal.getsignal(signal.SIGTERM) is handle:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, handle)
+    os.register_at_fork(after_in_child=forget)
 
 
 def count_collectives(progress: BoardProgress) -> None:

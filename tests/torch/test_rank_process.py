@@ -13,7 +13,8 @@ from workers.agent.forkserver import WarmForkserver
 from workers.agent.messages import Stalled
 from workers.checkpointing import catalog
 from workers.contract.failure import FailureClass
-from workers.contract.rank_messages import Done, Measured, Ready
+from workers.contract.rank_messages import Done, Left, Measured, Ready
+from workers.driver.drain import last_step
 
 pytestmark = pytest.mark.torch
 
@@ -236,3 +237,43 @@ def test_a_rank_that_hangs_is_told_from_those_that_wait_for_it(server, tmp_path,
     if do != "stopped":
         both.wait(lambda: f"in {do}" in both.log(1), "its stacks, in its log")
     both.end(ordered=(0, 1))
+
+
+def test_ranks_leave_at_the_same_step_when_one_is_told_to_and_save_it(server, tmp_path):
+    """B125, B126, B127: SIGTERM to a rank in a step; what it has forked is not what the notice is for."""
+    note = tmp_path / "spawned"
+    config = misbehaving(
+        do="spawns", rank=1, step=5, seconds=0.02, steps=4000, every_steps=4000, note=str(note)
+    )
+    both = Round(server, tmp_path, config)
+    both.wait(lambda: note.exists() and len(note.read_text().split()) == 3, "some steps")
+    loader = int(note.read_text().split()[0])
+    os.kill(loader, signal.SIGTERM)
+    both.wait(lambda: not is_alive(loader), "the end of the loader")
+    os.kill(both.ranks[1].pid, signal.SIGTERM)
+    both.wait(lambda: both.ranks[1].is_told_to_leave, "the notice")
+    assert not both.ranks[0].is_told_to_leave
+    finished = {rank: both.ranks[rank].ask_to_leave(None) for rank in (1, 0)}
+    for rank in both.ranks:
+        rank.ask_to_leave(last_step(finished))
+    both.wait_for_all()
+    endings = both.end()
+    assert [ending.exit_code for ending in endings] == [0, 0], both.log(1)
+    last = [said[-1] for said in both.said]
+    assert [type(word) for word in last] == [Left, Left]
+    assert last[0] == last[1]
+    assert last[0].step == last_step(finished) > 5
+    [published] = catalog.published(str(tmp_path))
+    assert (str(published.checkpoint), published.resume.step) == (last[0].checkpoint, last[0].step)
+
+
+def test_ranks_that_are_told_to_leave_before_their_first_step_do_so(server, tmp_path):
+    """B127."""
+    both = Round(server, tmp_path, misbehaving(steps=4000, seconds=0.02))
+    finished = {rank: both.ranks[rank].ask_to_leave(None) for rank in (0, 1)}
+    assert finished == {0: -1, 1: -1}
+    for rank in both.ranks:
+        rank.ask_to_leave(last_step(finished))
+    both.wait_for_all()
+    both.end()
+    assert [said[-1] for said in both.said] == [Left(step=0, checkpoint=None)] * 2

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 
 from workers.agent.forkserver import WarmForkserver
 from workers.agent.messages import Stalled
-from workers.board import BOARD_SIZE, STACKS_SIGNAL, clear_board, read_board
+from workers.board import BOARD_SIZE, STACKS_SIGNAL, ask_to_leave, clear_board, read_board
 from workers.contract.failure import FailureClass, RankEnding
 from workers.contract.launch import RankOrder
-from workers.contract.rank_messages import Done, Failed, Measured, Ready, Told, parse_rank_message
+from workers.contract.rank_messages import Done, Failed, Left, Measured, Ready, Told, parse_rank_message
 
 STALL_SECONDS: Final = 5.0  # from then on a standstill is told; whether it is a hang, the driver judges
 STALL_STEPS: Final = 2.0  # so many usual steps, where they take longer
@@ -39,7 +39,7 @@ class RankProcess:
         self.order = order
         self.began_at = clock()
         self.failed: Failed | None = None
-        self.done: Done | None = None
+        self.done: Done | Left | None = None
         self._clock = clock
         self._wake = wake
         self._server = server
@@ -69,9 +69,9 @@ class RankProcess:
         """Whether the process has ended."""
         return bool(wait([self.sentinel], timeout=0))
 
-    def take(self) -> list[Ready | Measured | Told | Done]:
+    def take(self) -> list[Ready | Measured | Told | Done | Left]:
         """Return what the rank has said since; `Failed` is kept for the ending."""
-        said: list[Ready | Measured | Told | Done] = []
+        said: list[Ready | Measured | Told | Done | Left] = []
         while self._lines:
             try:
                 message = parse_rank_message(self._lines.popleft())
@@ -80,7 +80,7 @@ class RankProcess:
             if isinstance(message, Failed):
                 self.failed = message
                 continue
-            if isinstance(message, Done):
+            if isinstance(message, Done | Left):
                 self.done = message
             said.append(message)
         return said
@@ -104,6 +104,15 @@ class RankProcess:
             collectives=read.collectives,
             process_state=_state_of(self.pid),
         )
+
+    @property
+    def is_told_to_leave(self) -> bool:
+        """Whether it got SIGTERM."""
+        return read_board(self._board).is_told_to_leave
+
+    def ask_to_leave(self, after_step: int | None) -> int:
+        """Make it hold (None) or leave after a step; returns the last one that it has certainly finished."""
+        return ask_to_leave(self._board, after_step)
 
     def end(self, spare: tuple[int, ...]) -> None:
         """Kill the rank with all that it started, and remove its scratch files; what it said before can still be taken."""

@@ -11,15 +11,13 @@ from ray._raylet import PlacementGroupID
 from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from ray.util.state import list_placement_groups
-from ray.util.state.exception import RayStateApiException
 
 from workers.agent.messages import parse_agent_message
 from workers.agent.ray_worker import agent_main
 from workers.contract.launch import LaunchRequest, RoundOrder
-from workers.driver.effects import AgentSaid, AttemptEnded, Heard, Input
+from workers.driver.effects import AgentSaid, AttemptEnded, Heard, Input, NodeLeaves, Placed
 from workers.driver.relay import Mailbox
 
 _TAKE_SECONDS: Final = 1.0  # also the driver's heartbeat
@@ -131,8 +129,12 @@ class Attempt:
         )
 
     def _take(self) -> None:
+        is_placed = False
+        draining: set[str] = set()  # told already
         while not self._over.is_set():
             try:
+                if not is_placed and (is_placed := _has_room()):
+                    self._put(Placed(attempt=self._number))
                 lines, silent = ray.get(self._relay.take.remote(_TAKE_SECONDS), timeout=_CALL_SECONDS)
             except ray.exceptions.ActorDiedError:
                 if not self._over.is_set():
@@ -140,6 +142,9 @@ class Attempt:
                 return
             except ray.exceptions.RayError:
                 continue
+            for node_id in sorted(_draining_nodes() & self._node_ids - draining):
+                draining.add(node_id)
+                self._put(NodeLeaves(attempt=self._number, node_id=node_id))
             for line in lines:
                 message = parse_agent_message(line)
                 if message.type == "registered":
@@ -153,15 +158,31 @@ class Attempt:
         return self._node_ids <= alive
 
 
+def _draining_nodes() -> set[str]:
+    """Return the ids of the nodes that Ray is told to give up soon. Private, as in Ray 2.60; Ray Train asks the same."""
+    return set(ray._private.state.state.get_draining_nodes())
+
+
+def _has_room() -> bool:
+    """Whether Ray has set the attempt's room aside. A few milliseconds."""
+    return "CREATED" in _reservations().values()
+
+
+def _reservations() -> dict[str, str]:
+    """Return the state of each placement group of this driver's Ray job that is not removed, by its id."""
+    job_id = ray.get_runtime_context().get_job_id()  # the last digits of the ids of what it makes
+    table = placement_group_table()
+    return {
+        group: row["state"]
+        for group, row in table.items()
+        if group.endswith(job_id) and row["state"] != "REMOVED"
+    }
+
+
 def _release_reservations() -> None:
     """Remove the placement groups of a controller that was killed: Ray keeps them until the whole job is over."""
-    job_id = ray.get_runtime_context().get_job_id()
-    try:
-        held = list_placement_groups(filters=[("creator_job_id", "=", job_id), ("state", "!=", "REMOVED")])
-    except RayStateApiException:
-        return  # no dashboard (a local run), or none that answers: the next attempt is not placed, and says so
-    for row in held:
-        remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(row.placement_group_id)))
+    for group in _reservations():
+        remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group)))
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,6 +1,5 @@
 """Every state x every input."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -19,7 +18,7 @@ from orchestrator.job_inputs import (
     Waits,
 )
 from orchestrator.transition import transition
-from workers.contract.events import Event, EventKind
+from workers.contract.events import EventKind
 from workers.contract.failure import FailureClass
 from workers.contract.report import Report
 from workers.contract.restart import Counters
@@ -277,18 +276,18 @@ def test_progress_is_kept_and_the_start_of_a_later_generation_does_not_take_it_b
     assert transition(job, Reported(report=again), now=NOW).job.step == 7
 
 
-def test_a_job_recovers_from_what_failed_last_and_not_from_what_an_earlier_generation_met(jobs, make) -> None:
-    verdict = make.verdict(FailureClass.RANK_LOST)
-    failed = Event(
-        kind=EventKind.ROUND_FAILED,
-        generation=1,
-        sequence=3,
-        at=NOW,
-        message=verdict.summary,
-        data={"verdict": verdict.model_dump(mode="json")},
-    )
-    told = {"job_id": "j1", "generation": 1, "phase": "recovering", "step": 7, "world_size": 2}
-    report = Report.model_validate({**told, "counters": Counters(), "events": [failed]})
-    earlier = replace(jobs["running"], verdict=make.verdict(FailureClass.NOT_PLACED))
-    after = transition(earlier, Reported(report=report), now=NOW).job
-    assert (after.state, after.verdict, after.reason) == (JobState.RECOVERING, verdict, verdict.summary)
+def test_a_generation_never_names_the_failure_of_an_older_one_as_its_own(jobs: dict[str, Job], make) -> None:
+    """What made this generation begin is over once it has trained: its next failure is told when its driver tells it."""
+
+    def recovering(**more: object) -> Reported:
+        told = {"job_id": "j1", "generation": 1, "phase": "recovering", "step": 7, "world_size": 2}
+        return Reported(report=Report.model_validate({**told, "counters": Counters(), **more}))
+
+    old = make.verdict(FailureClass.DRIVER_LOST)
+    job = transition(jobs["running"].evolve(verdict=old), recovering(), now=NOW).job
+    assert (job.state, job.reason) == (JobState.RECOVERING, "")
+    new = make.verdict(FailureClass.HANG).model_copy(update={"summary": "hang: rank 1 on n1 has not moved"})
+    failed = make.event(4, EventKind.ROUND_FAILED, data={"verdict": new.model_dump(mode="json")})
+    job = transition(job, recovering(events=[failed]), now=NOW).job
+    assert (job.reason, job.verdict) == (new.summary, new)
+    assert transition(job, recovering(), now=NOW).job.reason == new.summary, "until it runs again"
