@@ -44,7 +44,7 @@ def drive() -> None:
         stream.flush()
     os._exit(
         code
-    )  # an attempt that was never placed still waits for Ray, which ends a process that asks after shutdown
+    )  # an attempt that was never placed may still wait for Ray, which ends who asks it after shutdown
 
 
 @app.command()

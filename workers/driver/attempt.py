@@ -1,6 +1,7 @@
 """One Ray Train worker group and its relay: started, spoken to, and its end told. Knows Ray, decides nothing."""
 
 import os
+import re
 import threading
 from collections.abc import Callable
 from typing import Any, Final
@@ -22,6 +23,9 @@ from workers.driver.relay import Mailbox
 
 _TAKE_SECONDS: Final = 1.0  # also the driver's heartbeat
 _CALL_SECONDS: Final = 30.0
+_STARTUP_TIMEOUT: Final = re.compile(
+    r"StartupTimeout|startup timed out"
+)  # Ray Train's error, or its words in another
 
 # Ray Train's defaults that do not suit us: it polls workers every 2 s, moves them to a directory of its own, and
 # watches for preemption and metrics with actors of its own.
@@ -55,6 +59,8 @@ class Attempt:
         self._number = number
         self._put = put
         self._over = threading.Event()
+        self._is_left = False
+        self._taker = threading.Thread(target=self._take, name=f"attempt-{number}-taker", daemon=True)
         self._node_ids: set[str] = set()
         self._relay: Any = (
             ray.remote(Mailbox)
@@ -72,8 +78,8 @@ class Attempt:
         """Ask Ray Train for the workers and begin to take what they say. Returns at once."""
         os.environ.update(_TRAIN_ENVIRONMENT)
         os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(self._request.placement_seconds)
-        for target in (self._fit, self._take):
-            threading.Thread(target=target, name=f"attempt-{self._number}", daemon=True).start()
+        threading.Thread(target=self._fit, name=f"attempt-{self._number}", daemon=True).start()
+        self._taker.start()
 
     def post(self, order: RoundOrder) -> None:
         """Put an order in force. A relay that is gone shows as the attempt's end."""
@@ -81,6 +87,12 @@ class Attempt:
             ray.get(self._relay.post.remote(order.to_json()), timeout=_CALL_SECONDS)
         except ray.exceptions.RayError:
             return
+
+    def leave(self) -> None:
+        """Ask Ray for nothing more: this process is about to leave it, and Ray ends one that asks it afterwards."""
+        self._is_left = True
+        self._over.set()
+        self._taker.join(timeout=_CALL_SECONDS)
 
     def _fit(self) -> None:
         error, rank, not_placed = "", None, False
@@ -91,19 +103,20 @@ class Attempt:
             error = _first_line(failure.worker_failures[rank] if rank is not None else failure)
         except Exception as failure:  # noqa: BLE001 -- Ray Train raises many kinds; each ends the attempt
             error = _first_line(failure)
-            not_placed = "StartupTimeout" in repr(failure) or "StartupTimeout" in error
+            not_placed = _STARTUP_TIMEOUT.search(f"{failure!r} {failure}") is not None
+            if self._is_left:
+                return
             _release_reservations()
-        self._over.set()
-        self._put(
-            AttemptEnded(
-                attempt=self._number,
-                error=error,
-                rank=rank,
-                not_placed=not_placed,
-                nodes_alive=self._nodes_alive(),
-            )
+        ended = AttemptEnded(
+            attempt=self._number,
+            error=error,
+            rank=rank,
+            not_placed=not_placed,
+            nodes_alive=self._nodes_alive(),
         )
+        self._over.set()
         ray.kill(self._relay)
+        self._put(ended)  # the last: who hears it may leave Ray
 
     def _trainer(self) -> _Trainer:
         request = self._request

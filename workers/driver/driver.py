@@ -49,6 +49,10 @@ class Group(Protocol):
         """Put an order in force."""
         ...
 
+    def leave(self) -> None:
+        """Ask Ray for nothing more."""
+        ...
+
 
 class Driver:
     """One generation. `make_group(number, put)` makes its worker groups."""
@@ -106,6 +110,11 @@ class Driver:
             result=outcome.result,
         )
         return outcome
+
+    def leave(self) -> None:
+        """Ask Ray for nothing more, in any thread; then this process may leave it."""
+        if self._group is not None:
+            self._group.leave()
 
     def _wait(self, state: State) -> Input:
         until = state.until if state.until is not None else self._clock() + _LONGEST_WAIT_SECONDS
