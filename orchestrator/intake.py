@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from orchestrator.job import Job
+from orchestrator.draft import Transition
+from orchestrator.job import Job, JobState
 from orchestrator.job_inputs import Reported
 from orchestrator.measure import accept
 from orchestrator.store import Store, Unit
-from orchestrator.transition import Transition, transition
+from orchestrator.transition import transition
 from workers.contract.base import Message
 from workers.contract.events import Event, EventKind, JobResult, Sample
 from workers.contract.failure import FailureClass, Verdict
@@ -59,6 +60,10 @@ def answer(job: Job, generation: int, *, acknowledged: int) -> Desired:
         action, reason = "stop", f"the job has {job.state.value}: {job.reason}"
     elif job.current is not None and not job.current.is_awaited:
         action, reason = "stop", f"generation {generation} was given up: {job.reason}"
+    elif (
+        job.state is JobState.DRAINING
+    ):  # also where somebody has resumed it meanwhile: its ranks are leaving
+        action, reason = "drain", job.reason
     else:
         action, reason = "run", ""
     return Desired.model_validate(

@@ -12,6 +12,7 @@ from orchestrator.cli import (
     job_commands,
     plan_commands,
     record_commands,
+    wish_commands,
     yard_commands,
 )
 from orchestrator.cli.exit_code import MEANING
@@ -33,6 +34,9 @@ SECTIONS: Final = {
         job_commands.ls,
         job_commands.show,
         job_commands.cancel,
+        wish_commands.pause,
+        wish_commands.resume,
+        wish_commands.retry,
     ),
     "What a job left behind": (
         record_commands.logs,

@@ -1,5 +1,6 @@
 """One Ray Train worker group and its relay: started, spoken to, and its end told. Knows Ray, decides nothing."""
 
+import logging
 import os
 import re
 import threading
@@ -26,6 +27,9 @@ _CALL_SECONDS: Final = 30.0
 _STARTUP_TIMEOUT: Final = re.compile(
     r"StartupTimeout|startup timed out"
 )  # Ray Train's error, or its words in another
+_WATCH_SECONDS: Final = 1.0
+
+log = logging.getLogger(__name__)
 
 # Ray Train's defaults that do not suit us: it polls workers every 2 s, moves them to a directory of its own, and
 # watches for preemption and metrics with actors of its own.
@@ -60,7 +64,10 @@ class Attempt:
         self._put = put
         self._over = threading.Event()
         self._is_left = False
-        self._taker = threading.Thread(target=self._take, name=f"attempt-{number}-taker", daemon=True)
+        self._listeners = [
+            threading.Thread(target=target, name=f"attempt-{number}-{target.__name__}", daemon=True)
+            for target in (self._take, self._watch)
+        ]
         self._node_ids: set[str] = set()
         self._relay: Any = (
             ray.remote(Mailbox)
@@ -79,7 +86,8 @@ class Attempt:
         os.environ.update(_TRAIN_ENVIRONMENT)
         os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(self._request.placement_seconds)
         threading.Thread(target=self._fit, name=f"attempt-{self._number}", daemon=True).start()
-        self._taker.start()
+        for listener in self._listeners:
+            listener.start()
 
     def post(self, order: RoundOrder) -> None:
         """Put an order in force. A relay that is gone shows as the attempt's end."""
@@ -92,7 +100,8 @@ class Attempt:
         """Ask Ray for nothing more: this process is about to leave it, and Ray ends one that asks it afterwards."""
         self._is_left = True
         self._over.set()
-        self._taker.join(timeout=_CALL_SECONDS)
+        for listener in self._listeners:
+            listener.join(timeout=_CALL_SECONDS)
 
     def _fit(self) -> None:
         error, rank, not_placed = "", None, False
@@ -142,12 +151,8 @@ class Attempt:
         )
 
     def _take(self) -> None:
-        is_placed = False
-        draining: set[str] = set()  # told already
         while not self._over.is_set():
             try:
-                if not is_placed and (is_placed := _has_room()):
-                    self._put(Placed(attempt=self._number))
                 lines, silent = ray.get(self._relay.take.remote(_TAKE_SECONDS), timeout=_CALL_SECONDS)
             except ray.exceptions.ActorDiedError:
                 if not self._over.is_set():
@@ -155,15 +160,29 @@ class Attempt:
                 return
             except ray.exceptions.RayError:
                 continue
-            for node_id in sorted(_draining_nodes() & self._node_ids - draining):
-                draining.add(node_id)
-                self._put(NodeLeaves(attempt=self._number, node_id=node_id))
             for line in lines:
                 message = parse_agent_message(line)
                 if message.type == "registered":
                     self._node_ids.add(message.node_id)
                 self._put(AgentSaid(attempt=self._number, message=message))
             self._put(Heard(attempt=self._number, silent_seconds=silent))
+
+    def _watch(self) -> None:
+        """Tell when there is room, and which nodes are to go. A control store that is away may hold this thread up."""
+        is_placed, draining = False, set[str]()
+        while not self._over.wait(_WATCH_SECONDS):
+            try:
+                is_new = not is_placed and _has_room()
+                leaving = _draining_nodes() & self._node_ids - draining
+            except Exception as error:  # noqa: BLE001 -- whatever it is, Ray did not answer, and is asked again
+                log.warning("Ray does not tell of rooms and nodes: %s", error)
+                continue
+            if is_new:
+                is_placed = True
+                self._put(Placed(attempt=self._number))
+            for node_id in sorted(leaving):
+                draining.add(node_id)
+                self._put(NodeLeaves(attempt=self._number, node_id=node_id))
 
     def _nodes_alive(self) -> bool:
         """Whether Ray says that every node of the attempt lives; then a dead agent is dead for certain."""

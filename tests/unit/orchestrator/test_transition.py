@@ -12,8 +12,11 @@ from orchestrator.job_inputs import (
     Granted,
     Input,
     Lost,
+    PauseRequested,
     Released,
     Reported,
+    ResumeRequested,
+    RetryRequested,
     Submitted,
     Waits,
 )
@@ -53,6 +56,11 @@ def jobs(make) -> dict[str, Job]:
         "cancelling granted": having(JobState.STARTING, GenerationState.GRANTED, desired="cancel"),
         "cancelling": having(JobState.RUNNING, submitted, desired="cancel"),
         "cancelling ended": having(JobState.RUNNING, ended, desired="cancel"),
+        "pausing granted": having(JobState.DRAINING, GenerationState.GRANTED, desired="pause"),
+        "pausing": having(JobState.DRAINING, submitted, desired="pause", reason="paused by ada"),
+        "pausing ended": having(JobState.DRAINING, ended, desired="pause", reason="paused by ada"),
+        "paused": having(JobState.PAUSED, released, desired="pause"),
+        "resumed too early": having(JobState.DRAINING, submitted),
         "succeeded": having(JobState.SUCCEEDED, ended),
         "failed": having(JobState.FAILED, ended),
         "failed released": having(JobState.FAILED, released),
@@ -77,19 +85,30 @@ def inputs(make) -> dict[str, Input]:
         "says failed": reported("failed", verdict=make.verdict()),
         "says stopped": reported("stopped"),
         "says not placed": reported("not_placed"),
+        "says drained": reported("drained"),
         "old says running": reported("running", number=0),
         "loss": Lost(generation=1, verdict=make.verdict(FailureClass.DRIVER_LOST)),
         "old loss": Lost(generation=0, verdict=make.verdict(FailureClass.DRIVER_LOST)),
         "release": Released(generation=1),
         "cancel": CancelRequested(by="ada"),
+        "pause": PauseRequested(by="ada"),
+        "resume": ResumeRequested(by="ada"),
+        "retry": RetryRequested(by="ada"),
         "break": Broken(reason="ValueError: x"),
     }
 
 
 # situation -> input -> state afterwards; an input that is not named changes nothing but a reason.
 CHANGES: dict[str, dict[str, JobState]] = {
-    "queued": {"grant": JobState.STARTING, "cancel": JobState.CANCELLED, "break": JobState.FAILED},
+    "queued": {
+        "grant": JobState.STARTING,
+        "cancel": JobState.CANCELLED,
+        "pause": JobState.PAUSED,
+        "break": JobState.FAILED,
+    },
     "granted": {
+        "pause": JobState.DRAINING,
+        "says drained": JobState.QUEUED,
         "says running": JobState.RUNNING,
         "says recovering": JobState.RECOVERING,
         "says finished": JobState.SUCCEEDED,
@@ -100,6 +119,8 @@ CHANGES: dict[str, dict[str, JobState]] = {
         "break": JobState.FAILED,
     },
     "starting": {
+        "pause": JobState.DRAINING,
+        "says drained": JobState.QUEUED,
         "says running": JobState.RUNNING,
         "says recovering": JobState.RECOVERING,
         "says finished": JobState.SUCCEEDED,
@@ -110,6 +131,8 @@ CHANGES: dict[str, dict[str, JobState]] = {
         "break": JobState.FAILED,
     },
     "running": {
+        "pause": JobState.DRAINING,
+        "says drained": JobState.QUEUED,
         "says starting": JobState.RECOVERING,
         "says recovering": JobState.RECOVERING,
         "says finished": JobState.SUCCEEDED,
@@ -120,15 +143,22 @@ CHANGES: dict[str, dict[str, JobState]] = {
         "break": JobState.FAILED,
     },
     "recovering": {
+        "pause": JobState.DRAINING,
+        "says drained": JobState.QUEUED,
         "says running": JobState.RUNNING,
         "says finished": JobState.SUCCEEDED,
         "says failed": JobState.FAILED,
         "says not placed": JobState.QUEUED,
         "break": JobState.FAILED,
     },
-    "lost": {"break": JobState.FAILED},
-    "to restart": {"cancel": JobState.CANCELLED, "break": JobState.FAILED},
-    "not placed": {"grant": JobState.STARTING, "cancel": JobState.CANCELLED, "break": JobState.FAILED},
+    "lost": {"pause": JobState.DRAINING, "break": JobState.FAILED},
+    "to restart": {"pause": JobState.PAUSED, "cancel": JobState.CANCELLED, "break": JobState.FAILED},
+    "not placed": {
+        "grant": JobState.STARTING,
+        "cancel": JobState.CANCELLED,
+        "pause": JobState.PAUSED,
+        "break": JobState.FAILED,
+    },
     "cancelling granted": {
         "release": JobState.CANCELLED,
         "says finished": JobState.SUCCEEDED,
@@ -136,6 +166,32 @@ CHANGES: dict[str, dict[str, JobState]] = {
     },
     "cancelling": {"says finished": JobState.SUCCEEDED, "break": JobState.FAILED},
     "cancelling ended": {"release": JobState.CANCELLED, "break": JobState.FAILED},
+    "pausing granted": {
+        "release": JobState.PAUSED,
+        "resume": JobState.STARTING,
+        "says finished": JobState.SUCCEEDED,
+        "says failed": JobState.FAILED,
+        "break": JobState.FAILED,
+    },
+    "pausing": {
+        "says finished": JobState.SUCCEEDED,
+        "says failed": JobState.FAILED,
+        "break": JobState.FAILED,
+    },
+    "pausing ended": {"release": JobState.PAUSED, "resume": JobState.QUEUED, "break": JobState.FAILED},
+    "paused": {"cancel": JobState.CANCELLED, "resume": JobState.QUEUED, "break": JobState.FAILED},
+    "resumed too early": {
+        "says drained": JobState.QUEUED,
+        "says not placed": JobState.QUEUED,
+        "says stopped": JobState.RECOVERING,
+        "loss": JobState.RECOVERING,
+        "says finished": JobState.SUCCEEDED,
+        "says failed": JobState.FAILED,
+        "break": JobState.FAILED,
+    },
+    "failed": {"retry": JobState.QUEUED},
+    "failed released": {"retry": JobState.QUEUED},
+    "cancelled": {"retry": JobState.QUEUED},
 }
 
 
@@ -159,7 +215,7 @@ def test_what_has_ended_changes_no_more_but_for_its_release(
             after = transition(jobs[situation], happened, now=NOW).job
             if name == "release":
                 assert not after.holds_resources
-            else:
+            elif name != "retry":
                 assert after is jobs[situation], (situation, name)
 
 
