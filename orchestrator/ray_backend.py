@@ -116,7 +116,10 @@ class RayJobsBackend:
             raise RayUnavailable(f"Ray did not stop job {ray_job_id}: {_said(answer)}")
 
     def leftovers(self, ray_job_id: str) -> Sequence[str]:
-        """Live placement groups and actors of the job, each in words; empty once nothing is held."""
+        """Live placement groups, actors and processes of the job, each in words; empty once nothing is held.
+
+        Ray calls an actor dead once it has given it up; its process may live on for as long as the machine is busy.
+        """
         details = self._details(ray_job_id)
         driver = None if details is None else details.get("job_id")
         if driver is None:  # unknown to Ray, or its driver never got so far as to connect
@@ -124,11 +127,19 @@ class RayJobsBackend:
         supervisor = self._list("actors", name=f"{_SUPERVISOR}{ray_job_id}")  # belongs to Ray's own job
         actors = [*self._list("actors", job_id=str(driver)), *supervisor]
         groups = self._list("placement_groups", creator_job_id=str(driver))
+        alive = {(row["node_id"], row["pid"]) for row in self._list("workers", is_alive="true")}
         return [
             *(
                 f"actor {row['class_name']} ({row['state']})"
                 for row in actors
                 if row["state"] != "DEAD" and row["class_name"] not in _CLUSTER_WIDE
+            ),
+            *(
+                f"process {row['pid']} of actor {row['class_name']}"
+                for row in actors
+                if row["state"] == "DEAD"
+                and row["class_name"] not in _CLUSTER_WIDE
+                and (row["node_id"], row["pid"]) in alive
             ),
             *(
                 f"placement group {row['placement_group_id']} ({row['state']})"

@@ -17,7 +17,7 @@ import torch
 from benchmarks.checkpoint_matrix.canonical import digest, layout_of, read_whole
 from benchmarks.checkpoint_matrix.page import render
 from benchmarks.checkpoint_matrix.rank import STEPS, TRAINING, Visit, load_all, make_reference, visit
-from benchmarks.checkpoint_matrix.rows import Results, Row, difference, write_results
+from benchmarks.checkpoint_matrix.rows import Results, Row, difference, read_results, write_results
 from benchmarks.commit import ROOT, commit
 from benchmarks.equivalence.gang import Gang, GangError
 from benchmarks.equivalence.matrix import DDP, SEED, Cell, cells
@@ -50,7 +50,7 @@ def main() -> int:
         rows=rows,
     )
     write_results(results, RESULTS)
-    PAGE.write_text(render(results))
+    PAGE.write_text(render(read_results(RESULTS)))
     return 0 if right == len(rows) else 1
 
 
