@@ -105,6 +105,17 @@ class RankProcess:
             process_state=_state_of(self.pid),
         )
 
+    def ask_to_end(self, seconds: float) -> bool:
+        """Give a SIGTERM handler of the user's own its chance, and the rank `seconds` to leave by itself.
+
+        False for a rank without one, which is not asked: it would die of it on the spot, as `end` has it die anyway.
+        """
+        if seconds <= 0 or self.is_gone or not _catches(self.pid, signal.SIGTERM):
+            return False
+        os.kill(self.pid, signal.SIGTERM)
+        wait([self.sentinel], timeout=seconds)
+        return True
+
     def end(self, spare: tuple[int, ...]) -> None:
         """Kill the rank with all that it started, and remove its scratch files; what it said before can still be taken."""
         if not self.is_gone:
@@ -159,3 +170,13 @@ def _state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler of its own for a signal, by the kernel's mask of those it catches."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
