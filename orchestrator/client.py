@@ -18,7 +18,6 @@ from orchestrator.api.views import (
     LOG_LIMIT_BYTES,
     REFERENCE_PATTERN,
     WAIT_LIMIT_SECONDS,
-    CancelBody,
     CheckpointView,
     ClusterView,
     EventPage,
@@ -32,6 +31,7 @@ from orchestrator.api.views import (
     State,
     SubmitBody,
     ValidView,
+    WishBody,
 )
 from orchestrator.wire import (
     ClientError,
@@ -154,11 +154,26 @@ class Client:
 
         Of a job that has ended already, its true state is returned and nothing changes.
         """
+        return self._wish(job, "cancel", reason=reason, by=by)
+
+    def pause(self, job: str, *, reason: str = "", by: str = "") -> JobView:
+        """Ask that a job saves and leaves the cluster, and return at once; it is `paused` when it has."""
+        return self._wish(job, "pause", reason=reason, by=by)
+
+    def resume(self, job: str, *, reason: str = "", by: str = "") -> JobView:
+        """Put a paused job back in the queue."""
+        return self._wish(job, "resume", reason=reason, by=by)
+
+    def retry(self, job: str, *, reason: str = "", by: str = "") -> JobView:
+        """Put a job that failed or was cancelled back in the queue, with its whole budget of failures."""
+        return self._wish(job, "retry", reason=reason, by=by)
+
+    def _wish(self, job: str, wish: str, *, reason: str, by: str) -> JobView:
         try:
-            body = CancelBody(reason=reason, by=by)
+            body = WishBody(reason=reason, by=by)
         except ValidationError as error:
             raise RejectedError("a reason has at most 500 characters, a name 100") from error
-        return self._wire.post(f"{API_PREFIX}/jobs/{_segment(job)}/cancel", JobView.from_json, body=body)
+        return self._wire.post(f"{API_PREFIX}/jobs/{_segment(job)}/{wish}", JobView.from_json, body=body)
 
     def wait(
         self,

@@ -26,7 +26,7 @@ from orchestrator.reconcile import (
     phase_of,
     reconcile,
 )
-from orchestrator.run_dir.spool import read_spool
+from orchestrator.run_dir.spool import read_samples, read_spool
 from orchestrator.store import Store
 from orchestrator.transition import transition
 from orchestrator.working_dir import WorkingDirError
@@ -162,14 +162,16 @@ class GenerationKeeper:
         assert job.current is not None
         if job.current.state is not GenerationState.SUBMITTED:
             return job
+        known = {s.rank: s for number, s in self._store.samples(job.id) if number == job.generation}
         try:
             spooled = read_spool(job.run_dir, generation=job.generation, after=job.current.acknowledged)
+            measured = read_samples(job.run_dir, generation=job.generation, after=known.get(0))
         except OSError as error:
             logger.warning("job %s: the driver's spool cannot be read: %s", job.id, error)
             return job
-        if not spooled:
+        if not spooled and not measured:
             return job
-        take_spool(self._store, job, spooled, now=self._now())
+        take_spool(self._store, job, spooled, samples=measured, now=self._now())
         return self._store.job(job.id)
 
     def _apply(self, job: Job, happened: Input) -> Job:

@@ -7,13 +7,14 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from orchestrator.job import Job
+from orchestrator.draft import Transition
+from orchestrator.job import Job, JobState
 from orchestrator.job_inputs import Reported
 from orchestrator.measure import accept
 from orchestrator.store import Store, Unit
-from orchestrator.transition import Transition, transition
+from orchestrator.transition import transition
 from workers.contract.base import Message
-from workers.contract.events import Event, EventKind, JobResult
+from workers.contract.events import Event, EventKind, JobResult, Sample
 from workers.contract.failure import FailureClass, Verdict
 from workers.contract.report import Desired, Phase, Report
 
@@ -29,7 +30,8 @@ def take_report(store: Store, job_id: str, report: Report, *, now: datetime) -> 
         if not 1 <= report.generation <= unit.job.generation:
             return unit.job, -1
         acknowledged = unit.add_driver_events(report.generation, report.events)
-        tokens = _take_samples(unit, report) if report.generation == unit.job.generation else 0
+        is_current = report.generation == unit.job.generation
+        tokens = _take_samples(unit, report.samples, generation=report.generation) if is_current else 0
         change = transition(unit.job, Reported(report=report), now=now)
         if tokens:
             change = Transition(
@@ -38,11 +40,12 @@ def take_report(store: Store, job_id: str, report: Report, *, now: datetime) -> 
         return unit.save(change), acknowledged
 
 
-def _take_samples(unit: Unit, report: Report) -> int:
-    if not report.samples:
+def _take_samples(unit: Unit, told: Sequence[Sample], *, generation: int) -> int:
+    """Store samples and their points of the loss curve; return how many tokens they add."""
+    if not told:
         return 0
-    accepted = accept(unit.samples(), report.samples, generation=report.generation)
-    unit.put_samples(report.generation, accepted.newest)
+    accepted = accept(unit.samples(), told, generation=generation)
+    unit.put_samples(generation, accepted.newest)
     unit.put_losses(accepted.points, rewind_to=accepted.rewind_to)
     return accepted.tokens
 
@@ -57,6 +60,10 @@ def answer(job: Job, generation: int, *, acknowledged: int) -> Desired:
         action, reason = "stop", f"the job has {job.state.value}: {job.reason}"
     elif job.current is not None and not job.current.is_awaited:
         action, reason = "stop", f"generation {generation} was given up: {job.reason}"
+    elif (
+        job.state is JobState.DRAINING
+    ):  # also where somebody has resumed it meanwhile: its ranks are leaving
+        action, reason = "drain", job.reason
     else:
         action, reason = "run", ""
     return Desired.model_validate(
@@ -71,15 +78,21 @@ _LAST_WORDS: dict[EventKind, Phase] = {
 }
 
 
-def take_spool(store: Store, job: Job, spooled: Sequence[Event], *, now: datetime) -> None:
+def take_spool(
+    store: Store, job: Job, spooled: Sequence[Event], *, samples: Sequence[Sample] = (), now: datetime
+) -> None:
     """Take what a driver wrote down and did not report; its last word counts as if it had been said in time."""
     assert job.current is not None
     last = next((event for event in reversed(spooled) if event.kind in _LAST_WORDS), None)
     if last is None:
         with store.unit(job.id) as unit:
             unit.add_driver_events(job.generation, spooled)
+            tokens = _take_samples(unit, samples, generation=job.generation)
+            if tokens:
+                unit.save(Transition(job=unit.job.evolve(tokens=unit.job.tokens + tokens)))
         return
-    take_report(store, job.id, report_of(job, last, spooled), now=now)
+    report = report_of(job, last, spooled).model_copy(update={"samples": samples})
+    take_report(store, job.id, report, now=now)
 
 
 def report_of(job: Job, last: Event, spooled: Sequence[Event]) -> Report:

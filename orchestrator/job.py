@@ -15,7 +15,7 @@ from workers.contract.restart import Counters
 
 
 class JobState(StrEnum):
-    """Where a job stands. The last three are ends; `draining` and `paused` are kept for later versions."""
+    """Where a job stands. The last three are ends, though `retry` takes two of them back."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -73,7 +73,7 @@ class Job:
     run_dir: str
     state: JobState = JobState.QUEUED
     reason: str = ""  # why it is in this state, or what it waits for
-    desired: Literal["run", "cancel"] = "run"
+    desired: Literal["run", "pause", "cancel"] = "run"
     cancelled_by: str = ""
     awaits_grant: bool = True
     delay_seconds: float = 0.0  # before the next grant

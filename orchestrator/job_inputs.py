@@ -59,10 +59,46 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PauseRequested:
+    """A person wants it to save and leave the cluster for a while."""
+
+    by: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRequested:
+    """A person wants a paused job to go on."""
+
+    by: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryRequested:
+    """A person wants a job that failed or was cancelled to be tried again."""
+
+    by: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
     """The control plane itself failed on this job, again and again."""
 
     reason: str
 
 
-Input = Granted | Waits | Submitted | Reported | Lost | Released | CancelRequested | Broken
+Input = (
+    Granted
+    | Waits
+    | Submitted
+    | Reported
+    | Lost
+    | Released
+    | CancelRequested
+    | PauseRequested
+    | ResumeRequested
+    | RetryRequested
+    | Broken
+)

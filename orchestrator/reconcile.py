@@ -95,7 +95,9 @@ def reconcile(job: Job, generation: Generation, seen: Seen, limits: Limits) -> t
 
 
 def _must_end(job: Job, generation: Generation) -> bool:
-    return job.desired == "cancel" or job.state.is_terminal or generation.state is GenerationState.ENDED
+    is_unheard = job.desired == "pause" and not generation.has_reported  # nobody trains who could save
+    is_over = job.state.is_terminal or generation.state is GenerationState.ENDED
+    return job.desired == "cancel" or is_unheard or is_over
 
 
 def _granted(job: Job, generation: Generation, seen: Seen) -> tuple[Action, ...]:

@@ -12,7 +12,7 @@ from orchestrator.errors import NotAuthorizedError, SpecError
 from orchestrator.forks import check_fork, choose_origin, hold_origin, let_go
 from orchestrator.intake import answer, take_report, token_digest
 from orchestrator.job import Job, JobState
-from orchestrator.job_inputs import CancelRequested
+from orchestrator.job_inputs import CancelRequested, PauseRequested, ResumeRequested, RetryRequested
 from orchestrator.job_queries import (
     JobList,
     JobQuery,
@@ -126,10 +126,26 @@ class Service:
 
     def cancel(self, reference: str, *, by: str = "", reason: str = "") -> Job:
         """Ask for the job's end and return at once; an ended job is returned as it is."""
+        return self._wish(reference, CancelRequested(by=by, reason=reason))
+
+    def pause(self, reference: str, *, by: str = "", reason: str = "") -> Job:
+        """Ask that it saves and leaves the cluster for a while, and return at once."""
+        return self._wish(reference, PauseRequested(by=by, reason=reason))
+
+    def resume(self, reference: str, *, by: str = "", reason: str = "") -> Job:
+        """Put a paused job back in the queue."""
+        return self._wish(reference, ResumeRequested(by=by, reason=reason))
+
+    def retry(self, reference: str, *, by: str = "", reason: str = "") -> Job:
+        """Put a job that failed or was cancelled back in the queue, with its whole budget."""
+        return self._wish(reference, RetryRequested(by=by, reason=reason))
+
+    def _wish(
+        self, reference: str, wish: CancelRequested | PauseRequested | ResumeRequested | RetryRequested
+    ) -> Job:
         found = self._store.find(reference)
         with self._store.unit(found.id) as unit:
-            change = transition(unit.job, CancelRequested(by=by, reason=reason), now=self._now())
-            job = unit.save(change)
+            job = unit.save(transition(unit.job, wish, now=self._now()))
         let_go(job, self._store.origin)
         self._notify()
         return job

@@ -3,11 +3,13 @@
 Inputs may come twice, late, or from an older generation: what does not apply any more changes nothing.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, assert_never
 
+from pydantic import ValidationError
+
+from orchestrator.draft import Draft, Transition
 from orchestrator.job import Generation, GenerationState, Job, JobState
 from orchestrator.job_inputs import (
     Broken,
@@ -15,24 +17,19 @@ from orchestrator.job_inputs import (
     Granted,
     Input,
     Lost,
+    PauseRequested,
     Released,
     Reported,
+    ResumeRequested,
+    RetryRequested,
     Submitted,
     Waits,
 )
-from workers.contract.events import Event, EventKind
+from orchestrator.wishes import cancel, pause, resume, retry
+from workers.contract.events import EventKind
 from workers.contract.failure import FailureClass, Verdict
 from workers.contract.report import Phase, Report
 from workers.contract.restart import Action, Restart, decide
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transition:
-    """The job afterwards, and the lines for its timeline. `job` is the very same value where nothing changed."""
-
-    job: Job
-    events: tuple[Event, ...] = ()
-
 
 _LIVE_PHASES: Final[Mapping[Phase, JobState]] = {
     "starting": JobState.STARTING,
@@ -43,7 +40,7 @@ _LIVE_PHASES: Final[Mapping[Phase, JobState]] = {
 
 def transition(job: Job, happened: Input, *, now: datetime) -> Transition:
     """Return what `happened` makes of `job`; the store raises `version`, nobody else does."""
-    draft = _Draft(job, now)
+    draft = Draft(job, now)
     match happened:
         case Granted():
             _granted(draft, happened)
@@ -63,7 +60,13 @@ def transition(job: Job, happened: Input, *, now: datetime) -> Transition:
         case Released():
             _released(draft, happened.generation)
         case CancelRequested():
-            _cancel(draft, happened)
+            cancel(draft, happened)
+        case PauseRequested():
+            pause(draft, happened)
+        case ResumeRequested():
+            resume(draft, happened)
+        case RetryRequested():
+            retry(draft, happened)
         case Broken():
             if not job.state.is_terminal:
                 if job.holds_resources:
@@ -83,9 +86,9 @@ def _is_open(job: Job, number: int) -> bool:
     return job.current is not None and job.current.number == number and job.current.is_awaited
 
 
-def _granted(draft: "_Draft", grant: Granted) -> None:
+def _granted(draft: Draft, grant: Granted) -> None:
     job = draft.job
-    if not job.awaits_grant or job.state.is_terminal or job.desired == "cancel" or job.holds_resources:
+    if not job.awaits_grant or job.state.is_terminal or job.desired != "run" or job.holds_resources:
         return
     number = job.generation + 1
     gang = grant.gang
@@ -105,7 +108,7 @@ def _starts(generation: Generation | None) -> str:
     return f"generation {generation.number} starts with {generation.gang}"
 
 
-def _reported(draft: "_Draft", report: Report) -> None:
+def _reported(draft: Draft, report: Report) -> None:
     job = draft.job
     if job.state.is_terminal or not _is_open(job, report.generation):
         return
@@ -114,10 +117,10 @@ def _reported(draft: "_Draft", report: Report) -> None:
         step=job.step if report.phase == "starting" else report.step,
         furthest_step=max(job.furthest_step, report.step),
         counters=report.counters,
-        verdict=report.verdict or _newest_verdict(report.events) or job.verdict,
+        verdict=report.verdict or _newest_verdict(report) or job.verdict,
     )
     if report.phase in _LIVE_PHASES:
-        _live(draft, _LIVE_PHASES[report.phase])
+        _live(draft, report, _LIVE_PHASES[report.phase])
         return
     draft.generation(state=GenerationState.ENDED, final_phase=report.phase)
     match report.phase:
@@ -125,11 +128,13 @@ def _reported(draft: "_Draft", report: Report) -> None:
             draft.change(result=report.result)
             draft.end(JobState.SUCCEEDED, f"finished at step {report.step}")
         case "failed":
-            if job.desired == "run":
+            if job.desired != "cancel":
                 draft.end(JobState.FAILED, _why_failed(report))
         case "not_placed":
             verdict = report.verdict or _verdict(FailureClass.NOT_PLACED, "the cluster had no room in time")
             _restart(draft, verdict, back_to=JobState.QUEUED)
+        case "drained":
+            _drained(draft)
         case _:
             verdict = _verdict(
                 FailureClass.DRIVER_LOST, f"generation {report.generation} was stopped from outside"
@@ -137,11 +142,11 @@ def _reported(draft: "_Draft", report: Report) -> None:
             _restart(draft, verdict, back_to=JobState.RECOVERING)
 
 
-def _newest_verdict(events: Sequence[Event]) -> Verdict | None:
-    """What the driver told last of a round or an attempt that failed; it goes on by itself after those."""
-    failed = (EventKind.ROUND_FAILED, EventKind.ATTEMPT_FAILED)
-    told = [event.data["verdict"] for event in events if event.kind in failed and "verdict" in event.data]
-    return Verdict.model_validate(told[-1]) if told else None
+def _drained(draft: Draft) -> None:
+    """Its ranks saved and left because somebody paused the job, who may have changed their mind since."""
+    if draft.job.desired == "run":
+        draft.change(awaits_grant=True, delay_seconds=0.0)
+        draft.to(JobState.QUEUED, "resumed while its ranks were leaving")
 
 
 def _why_failed(report: Report) -> str:
@@ -156,21 +161,36 @@ def _verdict(failure_class: FailureClass, summary: str) -> Verdict:
     return Verdict(failure_class=failure_class, summary=f"{failure_class.value}: {summary}")
 
 
-def _live(draft: "_Draft", state: JobState) -> None:
+def _live(draft: Draft, report: Report, state: JobState) -> None:
     job = draft.job
-    if job.desired == "cancel":
+    if job.desired == "cancel" or job.state is JobState.DRAINING:
         return  # the reason says already what it waits for
     if state is JobState.STARTING and job.state is not JobState.STARTING:
         state = JobState.RECOVERING  # a later generation's start is part of a recovery
-    summary = job.verdict.summary if job.verdict and state is JobState.RECOVERING else ""
-    draft.to(state, summary)
+    reason = ""
+    if (
+        state is JobState.RECOVERING
+    ):  # from what its own driver told last, else from what made the generation begin
+        told = _newest_verdict(report)
+        reason = told.summary if told else (job.reason if job.state is state else "")
+    draft.to(state, reason)
 
 
-def _restart(draft: "_Draft", verdict: Verdict, *, back_to: JobState) -> None:
+def _newest_verdict(report: Report) -> Verdict | None:
+    """The verdict on the newest round or attempt that failed, as far as this report tells of one."""
+    failures = (EventKind.ROUND_FAILED, EventKind.ATTEMPT_FAILED)
+    told = [event for event in report.events if event.kind in failures]
+    try:
+        return Verdict.model_validate(told[-1].data.get("verdict")) if told else None
+    except ValidationError:  # of another version
+        return None
+
+
+def _restart(draft: Draft, verdict: Verdict, *, back_to: JobState) -> None:
     """Decide what follows a generation that ended without an end of the job."""
     job = draft.job
     draft.change(verdict=verdict)
-    if job.desired == "cancel":
+    if job.desired != "run":
         return
     restart = decide(
         verdict=verdict,
@@ -197,76 +217,13 @@ def _restart_data(restart: Restart, verdict: Verdict) -> Mapping[str, Any]:
     }
 
 
-def _released(draft: "_Draft", number: int) -> None:
+def _released(draft: Draft, number: int) -> None:
     job = draft.job
-    never_started = job.desired == "cancel" and _is_current(job, number, GenerationState.GRANTED)
+    never_started = job.desired != "run" and _is_current(job, number, GenerationState.GRANTED)
     if not never_started and not _is_current(job, number, GenerationState.ENDED):
         return
     draft.generation(state=GenerationState.RELEASED)
     if not job.state.is_terminal and job.desired == "cancel":
         draft.end(JobState.CANCELLED, f"cancelled by {job.cancelled_by}")
-
-
-def _cancel(draft: "_Draft", request: CancelRequested) -> None:
-    job = draft.job
-    if job.state.is_terminal or job.desired == "cancel":
-        return
-    by = request.by or "the user"
-    whom = f"{by}: {request.reason}" if request.reason else by
-    draft.change(desired="cancel", cancelled_by=whom, awaits_grant=False)
-    if not job.holds_resources:
-        draft.end(JobState.CANCELLED, f"cancelled by {whom}")
-        return
-    draft.change(reason=f"cancelling (by {whom}): its processes and reservations end first")
-    draft.tell(EventKind.NOTE, f"cancel requested by {whom}")
-
-
-class _Draft:
-    """A job in the making; lives within one call of `transition`."""
-
-    def __init__(self, job: Job, now: datetime) -> None:
-        self.job = job
-        self.now = now
-        self._before = job
-        self._events: list[Event] = []
-
-    def change(self, **changes: Any) -> None:
-        self.job = replace(self.job, **changes)
-
-    def generation(self, **changes: Any) -> None:
-        self.job = self.job.with_generation(**changes)
-
-    def tell(self, kind: EventKind, message: str, **data: Any) -> None:
-        event = Event(
-            kind=kind,
-            generation=self.job.generation,
-            sequence=self.job.next_sequence,
-            at=self.now,
-            message=message,
-            step=self.job.step,
-            data=data,
-        )
-        self._events.append(event)
-        self.change(next_sequence=self.job.next_sequence + 1)
-
-    def to(self, state: JobState, reason: str) -> None:
-        """Move to `state` and tell so; staying where one is is no news."""
-        old = self.job.state
-        self.change(state=state, reason=reason)
-        if old is not state:
-            message = f"{old.value} -> {state.value}" + (f": {reason}" if reason else "")
-            self.tell(EventKind.STATE, message, old=old.value, new=state.value, reason=reason)
-
-    def wait(self, reason: str) -> None:
-        if not self.job.state.is_terminal and self.job.desired == "run":
-            self.change(reason=reason)
-
-    def end(self, state: JobState, reason: str) -> None:
-        assert state.is_terminal
-        self.change(ended_at=self.now, awaits_grant=False)
-        self.to(state, reason)
-
-    def done(self) -> Transition:
-        if self.job == self._before:
-            return Transition(job=self._before)
-        return Transition(job=replace(self.job, updated_at=self.now), events=tuple(self._events))
+    if not job.state.is_terminal and job.desired == "pause":
+        draft.to(JobState.PAUSED, job.reason)

@@ -8,8 +8,10 @@ from typing import Any, Final, get_args
 
 from workers.progress import Phase, Progress
 
-BOARD_SIZE: Final = 5  # 64-bit integers, in this order:
-_PHASE, _STEP, _SINCE, _USUAL, _COLLECTIVES = range(BOARD_SIZE)
+BOARD_SIZE: Final = 9  # 64-bit integers, in this order:
+_PHASE, _STEP, _SINCE, _USUAL, _COLLECTIVES, _NEXT, _LEAVE, _NOTICE, _HANDLES = range(BOARD_SIZE)
+_GO, _HOLD, _AFTER = range(3)  # what _LEAVE says; _AFTER + n: leave once n steps are finished
+_HOLD_LOOK_SECONDS: Final = 0.002
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 STACKS_SIGNAL: Final = signal.SIGRTMIN + 5  # makes a rank write the stacks of its threads into its log
 _NO_STEP: Final = -1
@@ -26,6 +28,8 @@ class Reading:
     since_ns: int  # when phase or step last changed
     usual_step_ns: int  # mean over the last steps; 0 while the rank warms up
     collectives: int  # issued so far, all process groups together, a second old at most while the rank runs
+    is_told_to_leave: bool = False  # it got SIGTERM
+    handles_sigterm: bool = False  # by a handler of the user's own, which knows best; a second old at most
 
 
 class BoardProgress(Progress):
@@ -46,6 +50,26 @@ class BoardProgress(Progress):
     def count_collectives(self, issued: int) -> None:
         """Write down how many collectives this rank has issued. From any thread."""
         self._board[_COLLECTIVES] = issued
+
+    def tell_handler(self, is_the_users: bool) -> None:
+        """Write down whose handler SIGTERM would call. From any thread."""
+        self._board[_HANDLES] = int(is_the_users)
+
+    def tell_notice(self) -> None:
+        """Write down that this process was told to leave. Safe in a signal handler."""
+        self._board[_NOTICE] = 1
+
+    def may_begin(self, step: int) -> bool:
+        """Hold where the agent asks for it; False once as many as `step` finished steps is where all ranks leave.
+
+        First this rank writes where it stands, then it reads what it shall do; `ask_to_leave` does the same the other
+        way round. So whoever is second sees what the first one wrote: a rank that an agent saw in step n holds before
+        step n + 1 at the latest.
+        """
+        self._board[_NEXT] = step + 1  # 0: it has not come to its first step yet
+        while (word := self._board[_LEAVE]) == _HOLD:
+            time.sleep(_HOLD_LOOK_SECONDS)
+        return bool(word == _GO or step < word - _AFTER)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -70,7 +94,16 @@ class BoardProgress(Progress):
 def clear_board(board: Any) -> None:
     """Set it to what a rank is before its first line."""
     board[_PHASE], board[_STEP], board[_SINCE] = 0, _NO_STEP, time.monotonic_ns()
-    board[_USUAL], board[_COLLECTIVES] = 0, 0
+    board[_USUAL:] = [0] * (BOARD_SIZE - _USUAL)
+
+
+def ask_to_leave(board: Any, after_steps: int | None) -> int:
+    """Make the rank hold before its next step (None), or leave once so many steps are finished.
+
+    Returns how many steps it has certainly finished, the one in work left out; -1 before its first one.
+    """
+    board[_LEAVE] = _HOLD if after_steps is None else _AFTER + after_steps
+    return int(board[_NEXT]) - 1
 
 
 def read_board(board: Any) -> Reading:
@@ -81,4 +114,6 @@ def read_board(board: Any) -> Reading:
         since_ns=int(board[_SINCE]),
         usual_step_ns=int(board[_USUAL]),
         collectives=int(board[_COLLECTIVES]),
+        is_told_to_leave=bool(board[_NOTICE]),
+        handles_sigterm=bool(board[_HANDLES]),
     )

@@ -44,7 +44,7 @@ def drive() -> None:
         stream.flush()
     os._exit(
         code
-    )  # an attempt that was never placed still waits for Ray, which ends a process that asks after shutdown
+    )  # an attempt that was never placed may still wait for Ray, which ends who asks it after shutdown
 
 
 @app.command()
@@ -72,6 +72,22 @@ def local(
         )
         code = run_local(request, LineListener(sys.stdout, json_lines=json_lines), home)
     raise SystemExit(code)
+
+
+@app.command()
+def plan(
+    config: Annotated[Path, typer.Argument(help="A training config as JSON.")],
+    name: Annotated[str, typer.Option(help="The job's name.")],
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")],
+    device: Annotated[str | None, typer.Option(help="What the device is called.")] = None,
+    device_bytes: Annotated[int | None, typer.Option(min=1, help="Its memory.")] = None,
+) -> None:
+    """Print what the job needs of each rank under every engine and stage, as JSON."""
+    from workers.planner.plan import make_plan
+
+    training = TrainingConfig.model_validate_json(config.read_bytes())
+    made = make_plan(training, name=name, workers=workers, device=device, device_bytes=device_bytes)
+    typer.echo(made.to_json())
 
 
 @app.command()

@@ -17,7 +17,7 @@ from workers.contract.config import TrainingConfig
 from workers.contract.events import EventKind, JobResult
 from workers.contract.launch import RankOrder
 from workers.contract.manifest import ResumePoint
-from workers.contract.rank_messages import Measured, RankMessage, Ready, Told
+from workers.contract.rank_messages import Left, Measured, RankMessage, Ready, Told
 from workers.contract.rundir import TOKENIZER, cache_dir
 from workers.data import Dataset, SampleOrder, order_of, take_inventory, tokenizer_json
 from workers.engines import Engine, StepOutput, WeightedBatch, build_engine
@@ -38,11 +38,11 @@ def train(
     emit: Callable[[RankMessage], None],
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> JobResult:
+) -> JobResult | Left:
     """Train one round, from where its order says to the last step of the job. Every rank calls it.
 
     Tells `Ready`, samples and checkpoints through `emit`; whoever called sends the result as `Done`. `progress` says at
-    any time where this rank is. Raises ConfigError, DamagedCheckpointError, NonFiniteError, StorageError, and whatever
+    any time where this rank is, and when all of them have agreed to leave: then what is trained is published. Raises ConfigError, DamagedCheckpointError, NonFiniteError, StorageError, and whatever
     the user's own code raises.
     """
     config, progress, started = order.request.config, progress or Progress(), clock()
@@ -72,6 +72,8 @@ def train(
         tell_data(dataset, samples, emit)
 
     for step in range(start.step, config.train.steps):
+        if not progress.may_begin(step):
+            break
         progress.phase, progress.step = "step", step + 1
         sampler.begin_step()
         cuts = plan.micro_batches(step=step - start.first_step, rank=world.rank)
@@ -96,9 +98,13 @@ def train(
         if sampler.is_due:
             emit(Measured(sample=sampler.take(engine.memory(), lineage.validation_loss)))
 
-    # The last step is published before anybody says that the job is done.
+    # Either all ranks have agreed to leave here, or this was the last step: it is published before anybody says so.
     progress.phase = "finish"
+    if lineage.step == start.step < config.train.steps:
+        return Left(step=start.step, checkpoint=order.round.resume_from)
     final = saver.save_final(engine.state(), engine.aliases(), lineage.gather(world))
+    if lineage.step < config.train.steps:
+        return Left(step=lineage.step, checkpoint=final)
     speed = sampler.tokens_per_second
     return lineage.result(config, checkpoint=final, seconds=clock() - started, tokens_per_second=speed)
 

@@ -12,3 +12,7 @@ class Progress:
 
     phase: Phase = "start"
     step: int | None = None  # in work, counted from 1 as people do
+
+    def may_begin(self, step: int) -> bool:
+        """Whether the 0-based `step` shall be trained; False: all ranks have agreed to leave before it."""
+        return True

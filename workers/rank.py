@@ -20,12 +20,12 @@ from workers import errors
 from workers.board import BoardProgress
 from workers.contract.failure import FailureClass, is_echo
 from workers.contract.launch import RankOrder
-from workers.contract.rank_messages import Done, Failed, Measured, RankMessage
+from workers.contract.rank_messages import Done, Failed, Left, Measured, RankMessage
 from workers.contract.rundir import rank_log
 from workers.guard import end_with_parent
 from workers.loop import train
 from workers.progress import Progress
-from workers.pulse import count_collectives, show_stacks_when_asked
+from workers.pulse import heed_notice, keep_board, show_stacks_when_asked
 from workers.world import join_world
 
 TRACE_IMPORTS: Final = (
@@ -57,7 +57,7 @@ def rank_main(order_json: str, conn: Connection, board: Any) -> None:
     os.environ.update(order.environment, **place_of(order))
     sys.path[:0] = [entry for entry in order.sys_path if entry not in sys.path]
     progress = BoardProgress(board)
-    count_collectives(progress)
+    keep_board(progress, heed_notice(progress))
     code = run(order, _Speaker(conn), progress)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
@@ -94,7 +94,7 @@ def run(order: RankOrder, emit: Callable[[RankMessage], None], progress: Progres
         with suppress(OSError):  # the log may lie on the disk whose being full is the error
             _tell_log(error)
         return 1
-    emit(Done(result=result))
+    emit(result if isinstance(result, Left) else Done(result=result))
     return 0
 
 

@@ -14,11 +14,11 @@ from orchestrator.api.views import (
     IDEMPOTENCY_HEADER,
     PAGE_LIMIT,
     REFERENCE_PATTERN,
-    CancelBody,
     JobPage,
     JobView,
     SubmitBody,
     ValidView,
+    WishBody,
 )
 from orchestrator.job import JobState
 from orchestrator.job_queries import JobQuery
@@ -92,7 +92,28 @@ def get_job(job: JobRef, service: ServiceDep) -> Response:
 
 
 @router.post("/jobs/{job}/cancel", response_model=JobView)
-def cancel(job: JobRef, service: ServiceDep, body: CancelBody | None = None) -> Response:
+def cancel(job: JobRef, service: ServiceDep, body: WishBody | None = None) -> Response:
     """Ask for a job's end. It is `cancelled` once its processes and reservations are gone."""
-    told = body or CancelBody()
+    told = body or WishBody()
     return answer(render.job_view(service.cancel(job, by=told.by, reason=told.reason)))
+
+
+@router.post("/jobs/{job}/pause", response_model=JobView)
+def pause(job: JobRef, service: ServiceDep, body: WishBody | None = None) -> Response:
+    """Ask that a job saves and leaves the cluster. It is `paused` once its processes and reservations are gone."""
+    told = body or WishBody()
+    return answer(render.job_view(service.pause(job, by=told.by, reason=told.reason)))
+
+
+@router.post("/jobs/{job}/resume", response_model=JobView)
+def resume(job: JobRef, service: ServiceDep, body: WishBody | None = None) -> Response:
+    """Put a paused job back in the queue; it goes on from what it saved."""
+    told = body or WishBody()
+    return answer(render.job_view(service.resume(job, by=told.by, reason=told.reason)))
+
+
+@router.post("/jobs/{job}/retry", response_model=JobView)
+def retry(job: JobRef, service: ServiceDep, body: WishBody | None = None) -> Response:
+    """Put a job that failed or was cancelled back in the queue, with its whole budget of failures."""
+    told = body or WishBody()
+    return answer(render.job_view(service.retry(job, by=told.by, reason=told.reason)))

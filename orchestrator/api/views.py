@@ -72,8 +72,8 @@ class SubmitBody(Strict):
     resume_from: Annotated[str, Field(pattern=REFERENCE_AT_PATTERN, max_length=160)] | None = None
 
 
-class CancelBody(Strict):
-    """Who cancels and why, for the timeline."""
+class WishBody(Strict):
+    """Who asks and why, for the timeline."""
 
     reason: Annotated[str, Field(max_length=500)] = ""
     by: Annotated[str, Field(max_length=100)] = ""
@@ -94,7 +94,7 @@ class JobView(Message):
     name: str
     state: State
     reason: str  # why it is in this state: what it waits for, how it ended
-    desired: Literal["run", "cancel"]
+    desired: Literal["run", "pause", "cancel"]
     generation: int
     world_size: int
     step: int  # finished optimizer steps on the surviving lineage

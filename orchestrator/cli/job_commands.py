@@ -1,6 +1,5 @@
 """submit, validate, schema, ls, show, cancel: thin, each reads its options, asks, and draws."""
 
-import getpass
 import uuid
 from datetime import UTC, datetime
 from itertools import islice
@@ -25,6 +24,7 @@ from orchestrator.cli.pictures.result import result_page
 from orchestrator.cli.pictures.style import facts, heading
 from orchestrator.cli.pictures.timeline import timeline
 from orchestrator.cli.screen import Screen
+from orchestrator.cli.wish_commands import user
 from orchestrator.cli.wording import plural
 from orchestrator.client import Client, RejectedError
 from orchestrator.spec import JobSpec
@@ -196,7 +196,7 @@ def _states(names: list[str]) -> tuple[State, ...]:
     try:
         return tuple(known.validate_python(name) for name in names)
     except ValueError as error:
-        states = "queued, starting, running, recovering, succeeded, failed, cancelled"
+        states = "queued, starting, running, recovering, draining, paused, succeeded, failed, cancelled"
         raise CliError(f"--state: not one of {states}", code=ExitCode.BAD_INPUT) from error
 
 
@@ -233,7 +233,7 @@ def cancel(
     screen = Screen(as_json=as_json)
     with connected() as client:
         before = client.job(job)
-        view = client.cancel(before.id, reason=reason, by=_user())
+        view = client.cancel(before.id, reason=reason, by=user())
         if wait and not view.is_terminal:
             screen.aside(f"{view.name}: waiting until its processes are gone")
             view = client.wait(view.id, timeout_seconds=CANCEL_SECONDS)
@@ -247,11 +247,3 @@ def cancel(
         screen.say(f"{view.name} is asked to end; now {view.state}: {view.reason}")
     is_as_asked = before.is_terminal or view.state == "cancelled" or not (wait or view.is_terminal)
     leave(ExitCode.DONE if is_as_asked else ExitCode.FAILED)
-
-
-def _user() -> str:
-    """Name whoever asks; a container may run as a number that has no name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return ""

@@ -5,12 +5,12 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
+from orchestrator.draft import Transition
 from orchestrator.errors import JobNotFoundError, StaleVersionError
 from orchestrator.job import Generation, Job, Source
 from orchestrator.job_queries import LossPoint
 from orchestrator.store.rows import event_row, generation_row, job_of, job_row
 from orchestrator.store.tables import events, generations, jobs, losses, report_tokens, samples
-from orchestrator.transition import Transition
 from workers.contract.events import Event, Sample
 
 LOSS_POINTS: Final = 2000  # kept of a job at most; above, every second one goes

@@ -108,7 +108,7 @@ def test_workers_that_do_not_fit_are_not_placed(run: Run):
     config["scaling"] = {"num_workers": 2, "cpus_per_worker": 100}
     run.start(config, placement_seconds=5.0)
     assert run.finish() == 0, run.story()
-    assert "0 of 2 workers x 100 CPU" in run.events("attempt_failed")[0]["message"]
+    assert "no room for 2 workers x 100 CPU" in run.events("attempt_failed")[0]["message"]
     assert run.events()[-1]["message"].startswith("gives its grant back")
 
 

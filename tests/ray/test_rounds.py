@@ -112,3 +112,20 @@ def test_a_damaged_checkpoint_is_named_and_the_next_older_one_is_used(run: Run):
     )
     assert run.events("restart")[0]["data"]["charged"] is False
     assert run.events("finished")
+
+
+def test_sigterm_to_one_rank_moves_all_of_them_and_repeats_no_step(run: Run):
+    """B125, B126: a notice is no failure; the new attempt goes on where all ranks left."""
+    run.start(misbehaving(steps=150, every_steps=1000, seconds=0.02, max_failures=0))
+    pids = run.rank_pids()
+    run.wait_event("first_step")
+    wait_for(lambda: "call 20" in run.log(round_=0, rank=1), "twenty steps")
+    os.kill(pids[1], signal.SIGTERM)
+    result = result_of(run)
+    assert (result["final_step"], result["replayed_steps"]) == (150, 0)
+    assert (result["samples_repeated"], result["samples_missing"]) == (0, 0)
+    [left] = run.events("drained")
+    assert left["data"]["seconds"] < 20
+    assert run.events("round_started")[1]["data"]["resume_from"] == left["data"]["checkpoint"]
+    assert "rank 1 on 127.0.0.2 was told to leave (SIGTERM)" in run.events("attempt_failed")[0]["message"]
+    assert run.events("restart")[0]["data"]["charged"] is False

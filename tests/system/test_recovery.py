@@ -105,3 +105,24 @@ def test_a_frozen_rank_is_named_and_costs_a_round(clean_yard: LiveYard):
     assert done.counters.charged == 1
     assert done.result is not None
     assert (done.result.samples_repeated, done.result.samples_missing) == (0, 0)
+
+
+def test_a_paused_job_leaves_the_cluster_and_goes_on_without_repeating_a_step(clean_yard: LiveYard):
+    """B127."""
+    job = clean_yard.submit(llama("lunch", steps=400, every_steps=1000))
+    clean_yard.wait(job, lambda seen: seen.step >= 20, "step 20")
+    with clean_yard.client as client:
+        client.pause(job.id, by="ada")
+    away = clean_yard.wait(job, lambda seen: seen.state == "paused", "it is paused")
+    assert away.reason == "paused by ada"
+    wait_until(lambda: not clean_yard.processes_of(job), "nothing of it is left in the cluster")
+    with clean_yard.client as client:
+        client.resume(job.id, by="ada")
+    done = clean_yard.finish(job)
+    assert done.state == "succeeded", clean_yard.story(job)
+    assert (done.generation, done.counters.charged) == (2, 0)
+    assert done.result is not None
+    assert (done.result.final_step, done.result.replayed_steps) == (400, 0)
+    assert (done.result.samples_repeated, done.result.samples_missing) == (0, 0)
+    [left] = clean_yard.events(job, EventKind.DRAINED)
+    assert clean_yard.events(job, EventKind.ROUND_STARTED)[-1].step == left.step == away.step

@@ -11,10 +11,12 @@ from forked_ranks import Round, llama, misbehaving, warm_server
 
 from workers.agent.forkserver import WarmForkserver
 from workers.agent.messages import Stalled
+from workers.board import read_board
 from workers.checkpointing import catalog
 from workers.contract.config import TrainingConfig
 from workers.contract.failure import FailureClass
-from workers.contract.rank_messages import Done, Measured, Ready
+from workers.contract.rank_messages import Done, Left, Measured, Ready
+from workers.driver.drain import last_step
 
 pytestmark = pytest.mark.torch
 
@@ -119,8 +121,7 @@ def test_a_rank_that_handles_sigterm_leaves_in_its_own_way_when_it_is_asked(serv
     """B128: the handler runs, and the rank has its grace."""
     note = tmp_path / "note"
     both = Round(server, tmp_path, own_handler(leaves=True, seconds=0.05, steps=10_000, note=str(note)))
-    both.wait(lambda: all(any(isinstance(m, Measured) for m in said) for said in both.said), "a first step")
-    assert both.ranks[1].ask_to_end(60.0)
+    both.wait(lambda: both.ranks[1].ask_to_end(60.0), "that it has a handler of its own is known")
     assert both.ranks[1].is_gone
     endings = both.end(ordered=(1,))
     assert Path(f"{note}.1").read_text() == "signal 15"
@@ -131,17 +132,16 @@ def test_a_rank_that_goes_on_after_sigterm_is_killed_and_one_without_a_handler_i
     """B128."""
     note = tmp_path / "note"
     both = Round(server, tmp_path, own_handler(seconds=0.05, steps=10_000, note=str(note)))
-    both.wait(lambda: all(any(isinstance(m, Measured) for m in said) for said in both.said), "a first step")
-    assert both.ranks[0].ask_to_end(0.5)
+    both.wait(lambda: both.ranks[0].ask_to_end(0.5), "that it has a handler of its own is known")
     assert not both.ranks[0].is_gone
     both.wait(lambda: Path(f"{note}.0").exists(), "the handler's note")
     endings = both.end(ordered=(0, 1))
     assert endings[0].signal == signal.SIGKILL
 
     plain = Round(server, tmp_path, misbehaving(seconds=0.05, steps=10_000), number=1)
-    plain.wait(lambda: all(any(isinstance(m, Measured) for m in said) for said in plain.said), "a first step")
+    plain.wait(lambda: read_board(plain.ranks[0]._board).collectives > 0, "the first beat of its pulse")
     assert not plain.ranks[0].ask_to_end(60.0)
-    assert not plain.ranks[0].is_gone
+    assert not plain.ranks[0].is_told_to_leave
     plain.end(ordered=(0, 1))
 
 
@@ -272,3 +272,43 @@ def test_a_rank_that_hangs_is_told_from_those_that_wait_for_it(server, tmp_path,
     if do != "stopped":
         both.wait(lambda: f"in {do}" in both.log(1), "its stacks, in its log")
     both.end(ordered=(0, 1))
+
+
+def test_ranks_leave_at_the_same_step_when_one_is_told_to_and_save_it(server, tmp_path):
+    """B125, B126, B127: SIGTERM to a rank in a step; what it has forked is not what the notice is for."""
+    note = tmp_path / "spawned"
+    config = misbehaving(
+        do="spawns", rank=1, step=5, seconds=0.02, steps=4000, every_steps=4000, note=str(note)
+    )
+    both = Round(server, tmp_path, config)
+    both.wait(lambda: note.exists() and len(note.read_text().split()) == 3, "some steps")
+    loader = int(note.read_text().split()[0])
+    os.kill(loader, signal.SIGTERM)
+    both.wait(lambda: not is_alive(loader), "the end of the loader")
+    os.kill(both.ranks[1].pid, signal.SIGTERM)
+    both.wait(lambda: both.ranks[1].is_told_to_leave, "the notice")
+    assert not both.ranks[0].is_told_to_leave
+    finished = {rank: both.ranks[rank].ask_to_leave(None) for rank in (1, 0)}
+    for rank in both.ranks:
+        rank.ask_to_leave(last_step(finished))
+    both.wait_for_all()
+    endings = both.end()
+    assert [ending.exit_code for ending in endings] == [0, 0], both.log(1)
+    last = [said[-1] for said in both.said]
+    assert [type(word) for word in last] == [Left, Left]
+    assert last[0] == last[1]
+    assert last[0].step == last_step(finished) > 5
+    [published] = catalog.published(str(tmp_path))
+    assert (str(published.checkpoint), published.resume.step) == (last[0].checkpoint, last[0].step)
+
+
+def test_ranks_that_are_told_to_leave_before_their_first_step_do_so(server, tmp_path):
+    """B127."""
+    both = Round(server, tmp_path, misbehaving(steps=4000, seconds=0.02))
+    finished = {rank: both.ranks[rank].ask_to_leave(None) for rank in (0, 1)}
+    assert finished == {0: -1, 1: -1}
+    for rank in both.ranks:
+        rank.ask_to_leave(last_step(finished))
+    both.wait_for_all()
+    both.end()
+    assert [said[-1] for said in both.said] == [Left(step=0, checkpoint=None)] * 2

@@ -13,11 +13,11 @@ from multiprocessing.connection import wait
 from typing import Final
 
 from workers.agent.forkserver import WarmForkserver
-from workers.agent.messages import Ended, Registered, Said, Started, StoreMoved
+from workers.agent.messages import Ended, Holds, Noticed, Registered, Said, Started, StoreMoved
 from workers.agent.postbox import Postbox
 from workers.agent.rank_process import RankProcess
 from workers.agent.store import Store
-from workers.contract.launch import LaunchRequest, RankOrder, RoundOrder
+from workers.contract.launch import LaunchRequest, Leave, RankOrder, RoundOrder
 from workers.contract.rank_messages import Measured
 
 _LOOK_SECONDS: Final = 1.0  # at the latest: the lease is looked at
@@ -93,6 +93,8 @@ class Agent:
         self._rank: RankProcess | None = None
         self._rank_is_proven = False
         self._obeyed = 0
+        self._begun = -1  # the newest round whose rank was started
+        self._has_noticed = False
         self._stall_told_at = float("-inf")
 
     def run(self) -> None:
@@ -146,11 +148,22 @@ class Agent:
     def _obey(self, order: RoundOrder) -> bool:
         if order.action == "stop":
             self._end_rank(ordered=True, grace_seconds=self._request.config.runtime.grace_seconds)
-            return False
-        self._end_rank(ordered=True)
-        if order.action == "run":
+        elif order.action != "run" or order.round != self._begun:
+            self._end_rank(ordered=True)
+        if order.action == "run" and order.round != self._begun:
+            self._begun = order.round
             self._start_rank(order)
-        return True
+        if order.action == "run" and order.leave is not None:
+            self._ask_to_leave(order.leave)
+        return order.action != "stop"
+
+    def _ask_to_leave(self, leave: Leave) -> None:
+        if self._rank is None:
+            return  # it has ended, and the driver hears how
+        step = self._rank.ask_to_leave(leave.after_step)
+        if leave.after_step is None:
+            holds = Holds(rank=self._seat.rank, round=self._rank.order.round.round, step=step)
+            self._postbox.tell(holds, at_once=True)
 
     def _start_rank(self, order: RoundOrder) -> None:
         rank_order = RankOrder(
@@ -167,7 +180,7 @@ class Agent:
             sys_path=self._seat.sys_path,
         )
         self._rank = RankProcess(self._server, self._rank_target, rank_order, self._waker.ring, self._clock)
-        self._rank_is_proven = False
+        self._rank_is_proven = self._has_noticed = False
         self._postbox.tell(Started(rank=self._seat.rank, round=order.round, pid=self._rank.pid), at_once=True)
 
     def _hear_rank(self) -> None:
@@ -182,7 +195,11 @@ class Agent:
             self._end_rank(ordered=False)
 
     def _watch_rank(self) -> None:
-        """Tell the driver that the rank stands still, and again while it does."""
+        """Tell the driver that the rank was told to leave, and that it stands still, again while it does."""
+        if self._rank is not None and not self._has_noticed and self._rank.is_told_to_leave:
+            self._has_noticed = True
+            noticed = Noticed(rank=self._seat.rank, round=self._rank.order.round.round)
+            self._postbox.tell(noticed, at_once=True)
         stall = self._rank.stall() if self._rank is not None else None
         if stall is not None and self._clock() >= self._stall_told_at + _STALL_TOLD_SECONDS:
             self._stall_told_at = self._clock()

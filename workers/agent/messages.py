@@ -7,8 +7,16 @@ from pydantic import Field, TypeAdapter
 from workers.contract.base import Message
 from workers.contract.failure import FailureClass, RankEnding
 from workers.contract.launch import RoundOrder
-from workers.contract.rank_messages import Done, Measured, Ready, Told
+from workers.contract.rank_messages import Done, Left, Measured, Ready, Told
 from workers.progress import Phase
+
+
+class Seated(Message):
+    """An agent's process runs and begins to import what its ranks will need."""
+
+    type: Literal["seated"] = "seated"
+    rank: int
+    node: str
 
 
 class Registered(Message):
@@ -49,7 +57,7 @@ class Said(Message):
     type: Literal["said"] = "said"
     rank: int
     round: int
-    message: Annotated[Ready | Measured | Told | Done, Field(discriminator="type")]
+    message: Annotated[Ready | Measured | Told | Done | Left, Field(discriminator="type")]
 
 
 class Stalled(Message):
@@ -66,6 +74,23 @@ class Stalled(Message):
     process_state: str  # the kernel's letter: R, S, D, T (stopped), t (traced), Z
 
 
+class Noticed(Message):
+    """A rank was told to leave (SIGTERM): its node or its process is about to go."""
+
+    type: Literal["noticed"] = "noticed"
+    rank: int
+    round: int
+
+
+class Holds(Message):
+    """A rank trains the step after `step` at the most, and begins no other before it is told to."""
+
+    type: Literal["holds"] = "holds"
+    rank: int
+    round: int
+    step: int  # finished; -1: it has not begun its first one
+
+
 class Ended(Message):
     """The rank process is gone, and everything it started with it."""
 
@@ -76,12 +101,17 @@ class Ended(Message):
 
 
 AgentMessage = Annotated[
-    Registered | StoreMoved | Started | Said | Stalled | Ended, Field(discriminator="type")
+    Seated | Registered | StoreMoved | Started | Said | Stalled | Noticed | Holds | Ended,
+    Field(discriminator="type"),
 ]
-_ADAPTER: TypeAdapter[Registered | StoreMoved | Started | Said | Stalled | Ended] = TypeAdapter(AgentMessage)
+_ADAPTER: TypeAdapter[
+    Seated | Registered | StoreMoved | Started | Said | Stalled | Noticed | Holds | Ended
+] = TypeAdapter(AgentMessage)
 
 
-def parse_agent_message(line: str) -> Registered | StoreMoved | Started | Said | Stalled | Ended:
+def parse_agent_message(
+    line: str,
+) -> Seated | Registered | StoreMoved | Started | Said | Stalled | Noticed | Holds | Ended:
     """Parse one line; raises ValidationError on anything that no agent of this version sends."""
     return _ADAPTER.validate_json(line)
 

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 
 from workers.agent.forkserver import WarmForkserver
 from workers.agent.messages import Stalled
-from workers.board import BOARD_SIZE, STACKS_SIGNAL, clear_board, read_board
+from workers.board import BOARD_SIZE, STACKS_SIGNAL, ask_to_leave, clear_board, read_board
 from workers.contract.failure import FailureClass, RankEnding
 from workers.contract.launch import RankOrder
-from workers.contract.rank_messages import Done, Failed, Measured, Ready, Told, parse_rank_message
+from workers.contract.rank_messages import Done, Failed, Left, Measured, Ready, Told, parse_rank_message
 
 STALL_SECONDS: Final = 5.0  # from then on a standstill is told; whether it is a hang, the driver judges
 STALL_STEPS: Final = 2.0  # so many usual steps, where they take longer
@@ -39,7 +39,7 @@ class RankProcess:
         self.order = order
         self.began_at = clock()
         self.failed: Failed | None = None
-        self.done: Done | None = None
+        self.done: Done | Left | None = None
         self._clock = clock
         self._wake = wake
         self._server = server
@@ -69,9 +69,9 @@ class RankProcess:
         """Whether the process has ended."""
         return bool(wait([self.sentinel], timeout=0))
 
-    def take(self) -> list[Ready | Measured | Told | Done]:
+    def take(self) -> list[Ready | Measured | Told | Done | Left]:
         """Return what the rank has said since; `Failed` is kept for the ending."""
-        said: list[Ready | Measured | Told | Done] = []
+        said: list[Ready | Measured | Told | Done | Left] = []
         while self._lines:
             try:
                 message = parse_rank_message(self._lines.popleft())
@@ -80,7 +80,7 @@ class RankProcess:
             if isinstance(message, Failed):
                 self.failed = message
                 continue
-            if isinstance(message, Done):
+            if isinstance(message, Done | Left):
                 self.done = message
             said.append(message)
         return said
@@ -108,13 +108,22 @@ class RankProcess:
     def ask_to_end(self, seconds: float) -> bool:
         """Give a SIGTERM handler of the user's own its chance, and the rank `seconds` to leave by itself.
 
-        False for a rank without one, which is not asked: it would die of it on the spot, as `end` has it die anyway.
+        False for a rank without one, which is not asked: to ours SIGTERM is a notice, and it would train on.
         """
-        if seconds <= 0 or self.is_gone or not _catches(self.pid, signal.SIGTERM):
+        if seconds <= 0 or self.is_gone or not read_board(self._board).handles_sigterm:
             return False
         os.kill(self.pid, signal.SIGTERM)
         wait([self.sentinel], timeout=seconds)
         return True
+
+    @property
+    def is_told_to_leave(self) -> bool:
+        """Whether it got SIGTERM."""
+        return read_board(self._board).is_told_to_leave
+
+    def ask_to_leave(self, after_step: int | None) -> int:
+        """Make it hold (None) or leave after a step; returns the last one that it has certainly finished."""
+        return ask_to_leave(self._board, after_step)
 
     def end(self, spare: tuple[int, ...]) -> None:
         """Kill the rank with all that it started, and remove its scratch files; what it said before can still be taken."""
@@ -170,13 +179,3 @@ def _state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
-
-
-def _catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler of its own for a signal, by the kernel's mask of those it catches."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return False
-    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (number - 1) & 1)

@@ -13,7 +13,7 @@ import ray.util
 from workers.agent.agent import Agent, Seat, Waker, rank_environment
 from workers.agent.checks import Problem, check_node
 from workers.agent.forkserver import ColdForkserverError, WarmForkserver, hide_main_module
-from workers.agent.messages import Registered, Standing
+from workers.agent.messages import Registered, Seated, Standing
 from workers.agent.network import interface_of
 from workers.agent.postbox import MailboxGoneError, Postbox
 from workers.agent.preload import preload
@@ -68,6 +68,7 @@ def agent_main(config: Mapping[str, Any]) -> None:
         RelayMailbox(config["relay"], seat.rank), lease_seconds=request.lease_seconds, wake=waker.ring
     )
     postbox.start()
+    postbox.tell(Seated(rank=seat.rank, node=seat.node), at_once=True)
     try:
         problem = check_node(request, installed_version=_installed_version())
         if problem is None:
@@ -91,6 +92,7 @@ def _run(request: LaunchRequest, seat: Seat, postbox: Postbox, waker: Waker) -> 
             rank_environment(request),
             preloaded=preload(request.config.engine.kind, request.config.model),
             scratch=request.config.engine.offload.nvme_path,
+            seconds=request.start_seconds,
         )
     except ColdForkserverError as error:
         return FailureClass.INTERNAL, f"its forkserver did not start: {error}"

@@ -32,6 +32,7 @@ class EventKind(StrEnum):
     FINISHED = "finished"  # data: the JobResult
     FAILED = "failed"  # data: the verdict
     STOPPED = "stopped"  # the driver obeyed `stop`
+    DRAINED = "drained"  # all ranks left together, after a step; data: checkpoint, seconds
     LOGS = "logs"  # data: where this round's logs lie
 
 

@@ -18,7 +18,8 @@ class FailureClass(StrEnum):
     DRIVER_LOST = "driver_lost"
     HANG = "hang"
     RENDEZVOUS = "rendezvous"  # ranks did not meet in time: port taken, refused
-    NOT_PLACED = "not_placed"
+    NOT_PLACED = "not_placed"  # Ray found no room in time
+    SLOW_START = "slow_start"  # there was room, but the agents did not come up in time
     PREEMPTED = "preempted"
     STORAGE = "storage"
     CHECKPOINT_DAMAGED = "checkpoint_damaged"

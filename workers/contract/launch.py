@@ -39,7 +39,8 @@ class LaunchRequest(Message):
     version: str  # of shardyard: nodes that run another one refuse
     report_url: str | None = None  # base URL of the orchestrator; None: nobody listens, files only
     lease_seconds: float = DEFAULT_LEASE_SECONDS
-    placement_seconds: float = 120.0  # not placed within: the grant goes back
+    placement_seconds: float = 120.0  # no room within: the grant goes back
+    start_seconds: float = 600.0  # once there is room: for the nodes to build the environment and import
     wait_seconds: float = 0.0  # before the first attempt: what is left of an earlier generation's lease
     resume_from: str | None = None  # a checkpoint's name on this storage; None: the newest published
     origin: Origin | None = None  # of a fork: where to begin as long as nothing of its own is published
@@ -48,6 +49,12 @@ class LaunchRequest(Message):
     def storage(self) -> str:
         """The path or URL that every node must see: checkpoints, fence, requests."""
         return self.storage_url or self.run_dir
+
+
+class Leave(Message):
+    """All ranks of a round leave together, in two phases: first each holds and says where it is, then they are told when."""
+
+    after_step: int | None = None  # finished steps; None: hold before the next one
 
 
 class RoundOrder(Message):
@@ -61,6 +68,7 @@ class RoundOrder(Message):
         None  # of a fork's beginning: the storage where that checkpoint lies; None: the job's own
     )
     store_address: str  # host:port of the rendezvous store, which outlives rounds
+    leave: Leave | None = None
     action: Literal["run", "hold", "stop"] = "run"  # hold: no rank for now; stop: the attempt is over
 
 

@@ -57,10 +57,18 @@ class Done(Message):
     result: JobResult
 
 
-RankMessage = Annotated[Ready | Measured | Told | Failed | Done, Field(discriminator="type")]
-_ADAPTER: TypeAdapter[Ready | Measured | Told | Failed | Done] = TypeAdapter(RankMessage)
+class Left(Message):
+    """The rank left because all ranks had agreed to, after the same step; what was trained is published."""
+
+    type: Literal["left"] = "left"
+    step: int  # finished
+    checkpoint: str | None  # the newest one; None: nothing was trained yet
 
 
-def parse_rank_message(line: bytes) -> Ready | Measured | Told | Failed | Done:
+RankMessage = Annotated[Ready | Measured | Told | Failed | Done | Left, Field(discriminator="type")]
+_ADAPTER: TypeAdapter[Ready | Measured | Told | Failed | Done | Left] = TypeAdapter(RankMessage)
+
+
+def parse_rank_message(line: bytes) -> Ready | Measured | Told | Failed | Done | Left:
     """Parse one message; raises ValidationError on anything that no rank of this version sends."""
     return _ADAPTER.validate_json(line)

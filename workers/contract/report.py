@@ -8,7 +8,7 @@ from workers.contract.events import Event, JobResult, Sample
 from workers.contract.failure import Verdict
 from workers.contract.restart import Counters
 
-Phase = Literal["starting", "running", "recovering", "finished", "failed", "stopped", "not_placed"]
+Phase = Literal["starting", "running", "recovering", "finished", "failed", "stopped", "drained", "not_placed"]
 
 
 class Report(Message):
@@ -30,6 +30,6 @@ class Desired(Message):
     """The answer: what the driver shall be doing. Level-triggered: the same answer until it changes."""
 
     generation: int  # a driver of an older one stops at once
-    action: Literal["run", "stop"]
+    action: Literal["run", "drain", "stop"]  # drain: save what is trained, then end
     reason: str = ""
     acknowledged: int = -1  # highest event sequence number that is stored

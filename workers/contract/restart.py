@@ -7,7 +7,10 @@ from typing import Final, assert_never
 from workers.contract.base import Message
 from workers.contract.failure import FailureClass, Verdict
 
-MAX_UNCHARGED: Final = 20  # not placed, damaged checkpoints, rendezvous: free, but never endless
+MAX_UNCHARGED: Final = (
+    20  # in a row without progress: not placed, damaged, rendezvous are free, but never endless
+)
+MAX_SLOW_STARTS: Final = 3  # each has waited for minutes
 SAME_STEP_LIMIT: Final = 3  # the same failure without progress, whatever the budget says
 BACKOFF_SECONDS: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -63,7 +66,7 @@ def _scope(failure_class: FailureClass) -> tuple[Action, bool]:
             return Action.ATTEMPT, True
         case FailureClass.PREEMPTED:
             return Action.ATTEMPT, False
-        case FailureClass.NOT_PLACED:
+        case FailureClass.NOT_PLACED | FailureClass.SLOW_START:
             return Action.GENERATION, False
         case FailureClass.DRIVER_LOST:
             return Action.GENERATION, True
@@ -99,9 +102,10 @@ def decide(*, verdict: Verdict, counters: Counters, reached_step: int, max_failu
         return fail(f"failure {after.charged} is more than failure.max_failures {max_failures} allows")
     if charged and streak > SAME_STEP_LIMIT:
         return fail(f"same failure, no progress since step {after.furthest_step}, {streak} times in a row")
-    if after.uncharged > MAX_UNCHARGED:
+    limit = MAX_SLOW_STARTS if verdict.failure_class is FailureClass.SLOW_START else MAX_UNCHARGED
+    if not charged and in_a_row > limit:
         return fail(
-            f"{verdict.failure_class.value} {after.uncharged} times, the limit for uncharged restarts"
+            f"restarted {in_a_row - 1} times in a row without progress, the limit after {verdict.failure_class.value}"
         )
     delay = BACKOFF_SECONDS[min(in_a_row, len(BACKOFF_SECONDS)) - 1]
     count = f"restart {after.charged} of {max_failures}" if charged else "not charged"

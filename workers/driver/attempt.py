@@ -1,6 +1,8 @@
 """One Ray Train worker group and its relay: started, spoken to, and its end told. Knows Ray, decides nothing."""
 
+import logging
 import os
+import re
 import threading
 from collections.abc import Callable
 from typing import Any, Final
@@ -11,19 +13,23 @@ from ray._raylet import PlacementGroupID
 from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from ray.util.state import list_placement_groups
-from ray.util.state.exception import RayStateApiException
 
 from workers.agent.messages import parse_agent_message
 from workers.agent.ray_worker import agent_main
 from workers.contract.launch import LaunchRequest, RoundOrder
-from workers.driver.effects import AgentSaid, AttemptEnded, Heard, Input
+from workers.driver.effects import AgentSaid, AttemptEnded, Heard, Input, NodeLeaves, Placed
 from workers.driver.relay import Mailbox
 
 _TAKE_SECONDS: Final = 1.0  # also the driver's heartbeat
 _CALL_SECONDS: Final = 30.0
+_STARTUP_TIMEOUT: Final = re.compile(
+    r"StartupTimeout|startup timed out"
+)  # Ray Train's error, or its words in another
+_WATCH_SECONDS: Final = 1.0
+
+log = logging.getLogger(__name__)
 
 # Ray Train's defaults that do not suit us: it polls workers every 2 s, moves them to a directory of its own, and
 # watches for preemption and metrics with actors of its own.
@@ -57,6 +63,11 @@ class Attempt:
         self._number = number
         self._put = put
         self._over = threading.Event()
+        self._is_left = False
+        self._listeners = [
+            threading.Thread(target=target, name=f"attempt-{number}-{target.__name__}", daemon=True)
+            for target in (self._take, self._watch)
+        ]
         self._node_ids: set[str] = set()
         self._relay: Any = (
             ray.remote(Mailbox)
@@ -74,8 +85,9 @@ class Attempt:
         """Ask Ray Train for the workers and begin to take what they say. Returns at once."""
         os.environ.update(_TRAIN_ENVIRONMENT)
         os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(self._request.placement_seconds)
-        for target in (self._fit, self._take):
-            threading.Thread(target=target, name=f"attempt-{self._number}", daemon=True).start()
+        threading.Thread(target=self._fit, name=f"attempt-{self._number}", daemon=True).start()
+        for listener in self._listeners:
+            listener.start()
 
     def post(self, order: RoundOrder) -> None:
         """Put an order in force. A relay that is gone shows as the attempt's end."""
@@ -83,6 +95,13 @@ class Attempt:
             ray.get(self._relay.post.remote(order.to_json()), timeout=_CALL_SECONDS)
         except ray.exceptions.RayError:
             return
+
+    def leave(self) -> None:
+        """Ask Ray for nothing more: this process is about to leave it, and Ray ends one that asks it afterwards."""
+        self._is_left = True
+        self._over.set()
+        for listener in self._listeners:
+            listener.join(timeout=_CALL_SECONDS)
 
     def _fit(self) -> None:
         error, rank, not_placed = "", None, False
@@ -93,19 +112,20 @@ class Attempt:
             error = _first_line(failure.worker_failures[rank] if rank is not None else failure)
         except Exception as failure:  # noqa: BLE001 -- Ray Train raises many kinds; each ends the attempt
             error = _first_line(failure)
-            not_placed = "StartupTimeout" in repr(failure) or "StartupTimeout" in error
+            not_placed = _STARTUP_TIMEOUT.search(f"{failure!r} {failure}") is not None
+            if self._is_left:
+                return
             _release_reservations()
-        self._over.set()
-        self._put(
-            AttemptEnded(
-                attempt=self._number,
-                error=error,
-                rank=rank,
-                not_placed=not_placed,
-                nodes_alive=self._nodes_alive(),
-            )
+        ended = AttemptEnded(
+            attempt=self._number,
+            error=error,
+            rank=rank,
+            not_placed=not_placed,
+            nodes_alive=self._nodes_alive(),
         )
+        self._over.set()
         ray.kill(self._relay)
+        self._put(ended)  # the last: who hears it may leave Ray
 
     def _trainer(self) -> _Trainer:
         request = self._request
@@ -147,21 +167,54 @@ class Attempt:
                 self._put(AgentSaid(attempt=self._number, message=message))
             self._put(Heard(attempt=self._number, silent_seconds=silent))
 
+    def _watch(self) -> None:
+        """Tell when there is room, and which nodes are to go. A control store that is away may hold this thread up."""
+        is_placed, draining = False, set[str]()
+        while not self._over.wait(_WATCH_SECONDS):
+            try:
+                is_new = not is_placed and _has_room()
+                leaving = _draining_nodes() & self._node_ids - draining
+            except Exception as error:  # noqa: BLE001 -- whatever it is, Ray did not answer, and is asked again
+                log.warning("Ray does not tell of rooms and nodes: %s", error)
+                continue
+            if is_new:
+                is_placed = True
+                self._put(Placed(attempt=self._number))
+            for node_id in sorted(leaving):
+                draining.add(node_id)
+                self._put(NodeLeaves(attempt=self._number, node_id=node_id))
+
     def _nodes_alive(self) -> bool:
         """Whether Ray says that every node of the attempt lives; then a dead agent is dead for certain."""
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         return self._node_ids <= alive
 
 
+def _draining_nodes() -> set[str]:
+    """Return the ids of the nodes that Ray is told to give up soon. Private, as in Ray 2.60; Ray Train asks the same."""
+    return set(ray._private.state.state.get_draining_nodes())
+
+
+def _has_room() -> bool:
+    """Whether Ray has set the attempt's room aside. A few milliseconds."""
+    return "CREATED" in _reservations().values()
+
+
+def _reservations() -> dict[str, str]:
+    """Return the state of each placement group of this driver's Ray job that is not removed, by its id."""
+    job_id = ray.get_runtime_context().get_job_id()  # the last digits of the ids of what it makes
+    table = placement_group_table()
+    return {
+        group: row["state"]
+        for group, row in table.items()
+        if group.endswith(job_id) and row["state"] != "REMOVED"
+    }
+
+
 def _release_reservations() -> None:
     """Remove the placement groups of a controller that was killed: Ray keeps them until the whole job is over."""
-    job_id = ray.get_runtime_context().get_job_id()
-    try:
-        held = list_placement_groups(filters=[("creator_job_id", "=", job_id), ("state", "!=", "REMOVED")])
-    except RayStateApiException:
-        return  # no dashboard (a local run), or none that answers: the next attempt is not placed, and says so
-    for row in held:
-        remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(row.placement_group_id)))
+    for group in _reservations():
+        remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group)))
 
 
 def _first_line(error: BaseException) -> str:

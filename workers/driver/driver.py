@@ -21,6 +21,7 @@ from workers.driver.effects import (
     Effect,
     Forward,
     Input,
+    LeaveAsked,
     Post,
     Say,
     StartAttempt,
@@ -46,6 +47,10 @@ class Group(Protocol):
 
     def post(self, order: RoundOrder) -> None:
         """Put an order in force."""
+        ...
+
+    def leave(self) -> None:
+        """Ask Ray for nothing more."""
         ...
 
 
@@ -105,6 +110,11 @@ class Driver:
             result=outcome.result,
         )
         return outcome
+
+    def leave(self) -> None:
+        """Ask Ray for nothing more, in any thread; then this process may leave it."""
+        if self._group is not None:
+            self._group.leave()
 
     def _wait(self, state: State) -> Input:
         until = state.until if state.until is not None else self._clock() + _LONGEST_WAIT_SECONDS
@@ -181,6 +191,8 @@ def last_word(outcome: Outcome) -> Say:
             )
         case "stopped":
             return Say(kind=EventKind.STOPPED, message=f"stopped: {outcome.reason}")
+        case "drained":
+            return Say(kind=EventKind.STOPPED, message=f"ended in order: {outcome.reason}")
         case "not_placed":
             return Say(kind=EventKind.NOTE, message=f"gives its grant back: {outcome.reason}")
         case "lost":
@@ -189,10 +201,12 @@ def last_word(outcome: Outcome) -> Say:
             assert_never(outcome.phase)
 
 
-def stop_by(request: LaunchRequest, desired: Desired) -> StopAsked | None:
+def stop_by(request: LaunchRequest, desired: Desired) -> StopAsked | LeaveAsked | None:
     """What the orchestrator's answer asks of this generation; None: go on. Pure."""
     if desired.generation > request.generation:
         return StopAsked(reason=f"generation {desired.generation} has taken over", lost=True)
     if desired.action == "stop":
         return StopAsked(reason=desired.reason or "the orchestrator says stop")
+    if desired.action == "drain":
+        return LeaveAsked(reason=desired.reason or "the orchestrator says drain")
     return None

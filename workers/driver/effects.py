@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from workers.agent.messages import Ended, Registered, Said, Stalled, Started, StoreMoved
+from workers.agent.messages import AgentMessage
 from workers.contract.events import EventKind, Sample
 from workers.contract.launch import RoundOrder
 
@@ -68,7 +68,7 @@ class AgentSaid:
     """A message of an agent of attempt `attempt`."""
 
     attempt: int
-    message: Registered | StoreMoved | Started | Said | Stalled | Ended
+    message: AgentMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,13 @@ class Heard:
 
     attempt: int
     silent_seconds: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Ray has set the room for every worker of the attempt aside; their processes start now."""
+
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +126,34 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLeaves:
+    """Ray says that a node of the attempt is being drained: it goes soon."""
+
+    attempt: int
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveAsked:
+    """The orchestrator wants the generation to end in order: its ranks save what they have trained first."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time has passed."""
 
 
-Input = AgentSaid | Heard | AttemptEnded | Chosen | NotChosen | StopAsked | Tick
+Input = (
+    AgentSaid
+    | Heard
+    | Placed
+    | AttemptEnded
+    | Chosen
+    | NotChosen
+    | StopAsked
+    | NodeLeaves
+    | LeaveAsked
+    | Tick
+)

@@ -14,7 +14,7 @@ from workers.driver.state import Outcome
 
 NODE_ADDRESS: Final = "127.0.0.2"  # Ray rewrites 127.0.0.1 to the machine's own address
 OBJECT_STORE_BYTES: Final = 128 << 20  # nothing large passes through it
-EXIT_CODES: Final = {"finished": 0, "failed": 1, "stopped": 3, "not_placed": 4, "lost": 5}
+EXIT_CODES: Final = {"finished": 0, "failed": 1, "stopped": 3, "not_placed": 4, "lost": 5, "drained": 3}
 
 
 class LineListener:

@@ -29,6 +29,7 @@ def drive_job(environment: Mapping[str, str]) -> int:
     request = LaunchRequest.from_json(environment[LAUNCH_ENV])
     ray.init(log_to_driver=False)
     outcome, delivered = drive(request, token=environment.get(REPORT_TOKEN_ENV, ""))
+    ray.shutdown()
     return 0 if delivered and outcome.phase != "lost" else 1
 
 
@@ -65,4 +66,5 @@ def drive(request: LaunchRequest, *, token: str, listener: Listener | None = Non
     )
     outcome = driver.conclude(driver.run())
     delivered = reporter.close(seconds=_LAST_WORD_SECONDS if outcome.phase != "lost" else 5.0)
+    driver.leave()
     return outcome, delivered

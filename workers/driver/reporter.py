@@ -161,8 +161,8 @@ class Reporter:
                     continue
                 with self._lock:
                     self._outbox = self._outbox.acknowledged(upto=answer.acknowledged, sent=batch.samples)
-                    left = self._outbox.events
-                if left:
+                    left, is_long = self._outbox, self._outbox.is_long
+                if is_long or left.events:
                     self._hurry.set()
                 elif closing:
                     self._final_is_delivered.set()

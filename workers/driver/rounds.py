@@ -4,14 +4,27 @@ attempt: PLACING -> CHOOSING -> TRAINING -> (a rank fails) -> [HOLDING] -> CHOOS
 The smallest thing that broke is rebuilt: `restart.decide` says which, and what it costs.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
-from workers.agent.messages import Ended, Registered, Said, Stalled, Started, StoreMoved
+from workers.agent.messages import (
+    AgentMessage,
+    Ended,
+    Holds,
+    Noticed,
+    Registered,
+    Said,
+    Seated,
+    Stalled,
+    Started,
+    StoreMoved,
+)
 from workers.contract.events import EventKind
 from workers.contract.failure import FailureClass, Verdict
 from workers.contract.launch import LaunchRequest
-from workers.contract.rank_messages import Done, Measured, Ready, Told
+from workers.contract.rank_messages import Done, Left, Measured, Ready, Told
+from workers.driver.drain import break_off, holds, leave_for_good, leave_node, left
 from workers.driver.effects import (
     AgentSaid,
     AttemptEnded,
@@ -19,15 +32,19 @@ from workers.driver.effects import (
     Forward,
     Heard,
     Input,
+    LeaveAsked,
+    NodeLeaves,
     NotChosen,
+    Placed,
     Say,
     StopAsked,
     Tick,
 )
 from workers.driver.hang import judge_hang
+from workers.driver.placing import no_room, not_up, placed, registered, seated
 from workers.driver.progress import measured, reach, round_started
 from workers.driver.settle import LookAgain, settle
-from workers.driver.state import Outcome, Stage, State
+from workers.driver.state import Outcome, Round, Stage, State
 from workers.driver.transitions import (
     CLOSE_SECONDS,
     Next,
@@ -35,7 +52,6 @@ from workers.driver.transitions import (
     close,
     closed,
     fail,
-    not_placed,
     order_round,
     over,
     start_attempt,
@@ -72,6 +88,8 @@ def advance(state: State, given: Input, now: float) -> Next:
                 return state, ()
             heard = {rank: now - seconds for rank, seconds in silent.items()}
             return _look(replace(state, heard_at=heard), now)
+        case Placed(attempt=attempt):
+            return placed(state, now) if attempt == state.attempt else (state, ())
         case AttemptEnded():
             return _attempt_ended(state, given, now) if given.attempt == state.attempt else (state, ())
         case Chosen():
@@ -82,6 +100,13 @@ def advance(state: State, given: Input, now: float) -> Next:
             if isinstance(state.after_close, Outcome):
                 return state, ()  # it ends already, and its own end counts
             return close(state, Outcome(phase="lost" if lost else "stopped", reason=reason), now)
+        case NodeLeaves(attempt=attempt, node_id=node_id):
+            here = [rank for rank, agent in state.agents.items() if agent.node_id == node_id]
+            if attempt != state.attempt or not here:
+                return state, ()
+            return leave_node(state, min(here), "is on a node that Ray drains", now)
+        case LeaveAsked(reason=reason):
+            return leave_for_good(state, reason, now)
         case Tick():
             return _look(state, now)
         case _:
@@ -98,7 +123,7 @@ def _look(state: State, now: float) -> Next:
         case Stage.WAITING:
             return start_attempt(state, now)
         case Stage.PLACING:
-            return fail(state, not_placed(state), now)
+            return fail(state, not_up(state), now)
         case Stage.HOLDING:
             return choose(state)
         case Stage.CLOSING:
@@ -112,19 +137,19 @@ def _look(state: State, now: float) -> Next:
             return state, ()
 
 
-def _agent_said(
-    state: State, message: Registered | StoreMoved | Started | Said | Stalled | Ended, now: float
-) -> Next:
+def _agent_said(state: State, message: AgentMessage, now: float) -> Next:
     match message:
+        case Seated():
+            return seated(state, message), ()
         case Registered():
-            return _registered(state, message, now)
+            return registered(state, message, now)
         case StoreMoved():
             return _store_moved(state, message, now)
         case Said(message=Told() as told):
             return state, (_tell(state, message, told),)
         case Said(message=Measured(sample=sample)) if not _is_current(state, message):
             return state, (Forward(sample=sample),)
-        case Started() | Said() | Stalled() | Ended():
+        case Started() | Said() | Stalled() | Noticed() | Holds() | Ended():
             if state.stage is not Stage.TRAINING or not _is_current(state, message):
                 return state, ()
             return _round_said(state, message, now)
@@ -148,7 +173,7 @@ def _store_moved(state: State, moved: StoreMoved, now: float) -> Next:
     return fail(state, verdict, now)
 
 
-def _is_current(state: State, message: Started | Said | Stalled | Ended) -> bool:
+def _is_current(state: State, message: Started | Said | Stalled | Noticed | Holds | Ended) -> bool:
     return state.round is not None and message.round == state.round.order.round
 
 
@@ -164,39 +189,9 @@ def _tell(state: State, said: Said, told: Told) -> Say:
     )
 
 
-def _registered(state: State, agent: Registered, now: float) -> Next:
-    if state.stage is not Stage.PLACING:
-        return state, ()
-    if agent.problem:
-        failure_class = agent.problem_class or FailureClass.CONFIG
-        verdict = Verdict(
-            failure_class=failure_class,
-            summary=f"{failure_class.value}: the agent of rank {agent.rank} on {agent.node}: {agent.problem}",
-            first_rank=agent.rank,
-            node=agent.node,
-            phase="start",
-        )
-        return fail(state, verdict, now)
-    state = replace(state, agents={**state.agents, agent.rank: agent})
-    if len(state.agents) < state.request.world_size:
-        return state, ()
-    agents = [state.agents[rank] for rank in sorted(state.agents)]
-    said = Say(
-        kind=EventKind.AGENTS_READY,
-        message=f"{len(agents)} agents stand ready",
-        attempt=state.attempt,
-        data={
-            "nodes": {a.rank: a.node for a in agents},
-            "agent_pids": {a.rank: a.pid for a in agents},
-            "warm_seconds": max(a.seconds for a in agents),
-            "cold_modules": sorted({name for a in agents for name in a.cold_modules}),
-        },
-    )
-    state, effects = choose(state)
-    return state, (said, *effects)
-
-
-def _round_said(state: State, message: Started | Said | Stalled | Ended, now: float) -> Next:
+def _round_said(
+    state: State, message: Started | Said | Stalled | Noticed | Holds | Ended, now: float
+) -> Next:
     round_ = state.round
     assert round_ is not None
     match message:
@@ -210,12 +205,18 @@ def _round_said(state: State, message: Started | Said | Stalled | Ended, now: fl
             return measured(state, round_, sample, now)
         case Said(rank=rank, message=Done(result=result)):
             return _done(replace(state, round=replace(round_, done={**round_.done, rank: result})), now)
+        case Said(rank=rank, message=Left() as gone):
+            return left(state, rank, gone, now)
+        case Noticed(rank=rank):
+            return leave_node(state, rank, "was told to leave (SIGTERM)", now)
+        case Holds(rank=rank, step=step):
+            return holds(state, rank, step)
         case Stalled(rank=rank):
             stalled_at = {**round_.stalled_at, rank: now}
             round_ = replace(round_, stalls={**round_.stalls, rank: message}, stalled_at=stalled_at)
             return _judge(replace(state, round=round_), now)
         case Ended(ending=ending):
-            if ending.ordered or message.rank in round_.done:
+            if ending.ordered or message.rank not in _at_work(state, round_):
                 return state, ()
             round_ = replace(round_, endings=(*round_.endings, ending), seen_at=(*round_.seen_at, now))
             state = reach(replace(state, round=round_), (ending.step or 1) - 1)
@@ -246,13 +247,19 @@ def _judge(state: State, now: float) -> Next:
         endings=round_.endings,
         seen_at=round_.seen_at,
         heard_at=state.heard_at,
-        nodes={rank: node for rank, node in state.nodes.items() if rank not in round_.done},
+        nodes=_at_work(state, round_),
         lease_seconds=state.request.lease_seconds,
         now=now,
     )
     if isinstance(judged, LookAgain):
         return replace(state, until=judged.at), ()
-    return fail(state, judged, now)
+    return break_off(state, judged, now)
+
+
+def _at_work(state: State, round_: Round) -> Mapping[int, str]:
+    """The nodes of the ranks that are still to end."""
+    gone = {*round_.done, *(round_.drain.left if round_.drain is not None else ())}
+    return {rank: node for rank, node in state.nodes.items() if rank not in gone}
 
 
 def _judge_silence(state: State, now: float) -> Next:
@@ -269,7 +276,7 @@ def _judge_silence(state: State, now: float) -> Next:
         node=agent.node,
         step=state.step,
     )
-    return fail(state, verdict, now, confirmed=False)
+    return break_off(state, verdict, now, confirmed=False)
 
 
 def _judge_standstill(state: State, now: float) -> Next:
@@ -278,18 +285,18 @@ def _judge_standstill(state: State, now: float) -> Next:
     verdict = judge_hang(
         round_.stalls,
         round_.stalled_at,
-        nodes={rank: node for rank, node in state.nodes.items() if rank not in round_.done},
+        nodes=_at_work(state, round_),
         hang_seconds=state.request.config.failure.hang_seconds,
         now=now,
     )
-    return (replace(state, until=None), ()) if verdict is None else fail(state, verdict, now)
+    return (replace(state, until=None), ()) if verdict is None else break_off(state, verdict, now)
 
 
 def _attempt_ended(state: State, ended: AttemptEnded, now: float) -> Next:
     if state.stage is Stage.CLOSING:
         return closed(state, now)
     if state.stage is Stage.PLACING and ended.not_placed:
-        return fail(state, not_placed(state, ended.error), now, gone=True)
+        return fail(state, no_room(state), now, gone=True)
     agent = state.agents.get(ended.rank) if ended.rank is not None else None
     who = f"the agent of rank {agent.rank} on {agent.node}" if agent else "the worker group"
     verdict = Verdict(
@@ -300,4 +307,4 @@ def _attempt_ended(state: State, ended: AttemptEnded, now: float) -> Next:
         step=state.step if state.round is not None else None,
         consequences=tuple(sorted({e.rank for e in state.round.endings})) if state.round is not None else (),
     )
-    return fail(state, verdict, now, confirmed=ended.nodes_alive, gone=True)
+    return break_off(state, verdict, now, confirmed=ended.nodes_alive, gone=True)

@@ -9,6 +9,7 @@ from workers.agent.messages import Registered, Stalled
 from workers.contract.events import JobResult
 from workers.contract.failure import RankEnding, Verdict
 from workers.contract.launch import LaunchRequest, RoundOrder
+from workers.contract.rank_messages import Left
 from workers.contract.report import Phase
 from workers.contract.restart import Counters
 
@@ -29,10 +30,24 @@ class Stage(StrEnum):
 class Outcome:
     """How the generation ends. `lost`: the driver gives up without a final word; another generation decides."""
 
-    phase: Literal["finished", "failed", "stopped", "not_placed", "lost"]
+    phase: Literal["finished", "failed", "stopped", "drained", "not_placed", "lost"]
     reason: str
     verdict: Verdict | None = None
     result: JobResult | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """All ranks of a round are leaving together (`workers.driver.drain`)."""
+
+    reason: str
+    asked_at: float
+    then: Outcome | None  # how the generation ends; None: it goes on with a new attempt
+    rank: int | None = None  # who was told to leave, where it is one
+    node: str = ""
+    holds: Mapping[int, int] = field(default_factory=dict)  # finished steps of each rank that holds
+    after_step: int | None = None  # agreed: all leave after it
+    left: Mapping[int, Left] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +62,7 @@ class Round:
     ready: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # seconds by part of the start
     stepped: bool = False
     done: Mapping[int, JobResult] = field(default_factory=dict)
+    drain: Drain | None = None
     endings: tuple[RankEnding, ...] = ()
     seen_at: tuple[float, ...] = ()  # when each ending arrived
     stalls: Mapping[int, Stalled] = field(
@@ -66,7 +82,9 @@ class State:
     counters: Counters
     attempt: int = -1
     next_round: int = 0
-    agents: Mapping[int, Registered] = field(default_factory=dict)
+    is_placed: bool = False  # Ray has set the attempt's room aside
+    seats: Mapping[int, str] = field(default_factory=dict)  # the node of each agent that runs
+    agents: Mapping[int, Registered] = field(default_factory=dict)  # those that stand ready
     heard_at: Mapping[int, float] = field(default_factory=dict)
     round: Round | None = None
     fault_at: float | None = None  # when the failure that is being recovered from was seen

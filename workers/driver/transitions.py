@@ -12,6 +12,9 @@ from workers.driver.effects import Choose, Chosen, Condemn, Effect, Post, Say, S
 from workers.driver.state import Outcome, Round, Stage, State
 
 CLOSE_SECONDS: Final = 20.0  # for a worker group to end after it was told to
+PLACEMENT_GRACE_SECONDS: Final = (
+    15.0  # Ray Train gives up by itself in time, counted from when its controller runs
+)
 Next = tuple[State, tuple[Effect, ...]]
 
 
@@ -24,30 +27,23 @@ def start_attempt(state: State, now: float) -> Next:
         attempt=attempt,
         next_round=0,
         agents={},
+        is_placed=False,
+        seats={},
         heard_at={},
         round=None,
-        until=now + state.request.placement_seconds,
+        until=now + state.request.placement_seconds + PLACEMENT_GRACE_SECONDS,
         after_close=0.0,
     )
-    wanted = f"{state.request.world_size} workers x {_resources(state.request)}"
-    said = Say(kind=EventKind.ATTEMPT_STARTED, message=f"asks Ray for {wanted}", attempt=attempt)
+    said = Say(
+        kind=EventKind.ATTEMPT_STARTED, message=f"asks Ray for {gang_of(state.request)}", attempt=attempt
+    )
     return state, (said, StartAttempt(attempt=attempt))
 
 
-def _resources(request: LaunchRequest) -> str:
+def gang_of(request: LaunchRequest) -> str:
+    """Say what an attempt asks Ray for: `2 workers x 1 CPU`."""
     gpus = f" + {request.gpus_per_worker} GPU" if request.gpus_per_worker else ""
-    return f"{request.config.scaling.cpus_per_worker} CPU{gpus}"
-
-
-def not_placed(state: State, why: str = "") -> Verdict:
-    """Say that the worker group did not come to stand."""
-    request = state.request
-    summary = (
-        f"not_placed: {len(state.agents)} of {request.world_size} workers x {_resources(request)} "
-        f"stood ready within {request.placement_seconds:g} s: "
-    )
-    why = why or "the cluster has no room for them now, or is too busy to start them in time"
-    return Verdict(failure_class=FailureClass.NOT_PLACED, summary=summary + why)
+    return f"{request.world_size} workers x {request.config.scaling.cpus_per_worker} CPU{gpus}"
 
 
 def choose(state: State) -> Next:
@@ -90,9 +86,10 @@ def fail(state: State, verdict: Verdict, now: float, *, confirmed: bool = True, 
         max_failures=state.request.config.failure.max_failures,
     )
     effects = _failure_effects(state, verdict, decision)
+    goes_back = decision.action is Action.GENERATION  # who grants the next one decides and counts
     state = replace(
         state,
-        counters=decision.counters,
+        counters=state.counters if goes_back else decision.counters,
         fault_at=state.fault_at if state.fault_at is not None else now,
     )
     delay = decision.delay_seconds if confirmed else max(decision.delay_seconds, state.request.lease_seconds)
@@ -127,7 +124,7 @@ def _failure_effects(state: State, verdict: Verdict, decision: Restart) -> tuple
     effects: list[Effect] = [failed]
     if verdict.failure_class is FailureClass.CHECKPOINT_DAMAGED and verdict.culprit:
         effects.append(Condemn(checkpoint=verdict.culprit))
-    if decision.action is not Action.FAIL:
+    if decision.action not in (Action.FAIL, Action.GENERATION):
         data = {
             "action": decision.action.value,
             "reason": verdict.failure_class.value,

@@ -44,6 +44,7 @@ WORD: Final = {
     EventKind.FINISHED: "finished",
     EventKind.FAILED: "failed",
     EventKind.STOPPED: "stopped",
+    EventKind.DRAINED: "left",
     EventKind.LOGS: "logs",
 }
 STYLE: Final = {
@@ -54,6 +55,7 @@ STYLE: Final = {
     EventKind.FAILED: "red",
     EventKind.RESTART: "yellow",
     EventKind.STOPPED: "magenta",
+    EventKind.DRAINED: "magenta",
     EventKind.FIRST_STEP: "green",
     EventKind.EVALUATED: "blue",
     EventKind.FINISHED: "green",

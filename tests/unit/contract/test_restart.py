@@ -3,7 +3,7 @@
 import pytest
 
 from workers.contract.failure import FailureClass, Verdict
-from workers.contract.restart import MAX_UNCHARGED, SAME_STEP_LIMIT, Action, Counters, decide
+from workers.contract.restart import MAX_SLOW_STARTS, MAX_UNCHARGED, SAME_STEP_LIMIT, Action, Counters, decide
 
 EXPECTED = {
     FailureClass.USER_CODE: (Action.FAIL, False),
@@ -19,6 +19,7 @@ EXPECTED = {
     FailureClass.AGENT_LOST: (Action.ATTEMPT, True),
     FailureClass.PREEMPTED: (Action.ATTEMPT, False),
     FailureClass.NOT_PLACED: (Action.GENERATION, False),
+    FailureClass.SLOW_START: (Action.GENERATION, False),
     FailureClass.DRIVER_LOST: (Action.GENERATION, True),
 }
 
@@ -81,6 +82,24 @@ def test_uncharged_restarts_cost_no_budget_and_still_end():
         after(FailureClass.NOT_PLACED, times=MAX_UNCHARGED + 1, progress=False, max_failures=0).action
         is Action.FAIL
     )
+
+
+def test_what_costs_no_budget_is_bounded_by_progress_and_not_over_the_life_of_a_job():
+    """B121: a job that is preempted for the hundredth time and has trained in between goes on."""
+    hundredth = after(FailureClass.PREEMPTED, times=100, progress=True, max_failures=0)
+    assert hundredth.action is Action.ATTEMPT
+    assert hundredth.counters.uncharged == 100
+
+
+def test_a_start_that_stays_slow_ends_the_job_after_few_long_waits():
+    """B101."""
+    assert (
+        after(FailureClass.SLOW_START, times=MAX_SLOW_STARTS, progress=False, max_failures=0).action
+        is Action.GENERATION
+    )
+    last = after(FailureClass.SLOW_START, times=MAX_SLOW_STARTS + 1, progress=False, max_failures=0)
+    assert last.action is Action.FAIL
+    assert "3 times in a row without progress" in last.reason
 
 
 def test_uncharged_restarts_do_not_count_as_failures_without_progress():

@@ -171,15 +171,6 @@ def test_an_agent_that_is_not_heard_for_a_lease_is_lost(play):
     assert "rank 1" in game.said(EventKind.ATTEMPT_FAILED)[0].message
 
 
-def test_workers_that_are_not_placed_give_the_grant_back(play):
-    game = play(placement_seconds=30.0)
-    game.after(0)
-    game.after(31)
-    outcome = game.state.outcome
-    assert (outcome.phase, game.state.counters.charged) == ("not_placed", 0)
-    assert "0 of 2 workers x 1 CPU" in outcome.reason
-
-
 def test_an_agent_of_another_version_is_refused_by_name(play):
     game = play()
     game.after(0)

@@ -11,7 +11,7 @@ from orchestrator.controller import ERROR_LIMIT
 from orchestrator.job import GenerationState, JobState
 from orchestrator.working_dir import WorkingDirError
 from workers.contract.events import EventKind
-from workers.contract.rundir import events_dir
+from workers.contract.rundir import events_dir, samples_dir
 
 
 def test_a_queued_job_is_granted_and_submitted_in_one_tick(yard) -> None:
@@ -223,6 +223,21 @@ def test_a_job_that_finished_while_the_service_was_down_has_succeeded_once(yard,
     assert list(yard.ray.submitted) == [f"{job_id}-1"]
     driver = [one.event.sequence for one in yard.service.events(job_id).events if one.source == "driver"]
     assert driver == [0, 1, 2]
+
+
+def test_the_loss_of_a_job_that_ended_while_the_service_was_down_is_whole(yard, make) -> None:
+    job_id = yard.running()
+    yard.report(job_id, "running", step=4, samples=[make.sample(4)])
+    finished = make.event(0, EventKind.FINISHED, data=make.result().model_dump())
+    spool(yard, job_id, finished)
+    root = samples_dir(yard.job(job_id).run_dir)
+    root.mkdir(parents=True)
+    lines = [make.sample(step).to_json() + "\n" for step in range(1, 9)]
+    (root / "g1-000000000.jsonl").write_text("".join(lines))
+    yard.ray.end(f"{job_id}-1")
+    yard.restart()
+    yard.ticks(3)
+    assert [point.step for point in yard.service.measurements(job_id).losses] == [4, 5, 6, 7, 8]
 
 
 def test_a_job_that_failed_while_the_service_was_down_has_its_traceback(yard, make) -> None:

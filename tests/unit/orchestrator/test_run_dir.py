@@ -9,9 +9,9 @@ from orchestrator.errors import FileNotServedError
 from orchestrator.job_queries import LogName
 from orchestrator.run_dir.checkpoints import list_checkpoints
 from orchestrator.run_dir.logs import list_logs, read_log
-from orchestrator.run_dir.spool import read_spool
+from orchestrator.run_dir.spool import read_samples, read_spool
 from workers.contract.manifest import CheckpointId, Manifest, ResumePoint
-from workers.contract.rundir import checkpoints_dir, driver_log, events_dir, rank_log
+from workers.contract.rundir import checkpoints_dir, driver_log, events_dir, rank_log, samples_dir
 
 RANK = LogName(generation=1, attempt=0, round=0, rank=1)
 
@@ -181,3 +181,16 @@ def test_a_spool_is_read_across_segments_and_its_torn_end_left_out(tmp_path: Pat
         file.write(make.event(6).to_json()[:40])
     found = read_spool(str(tmp_path), generation=1, after=1)
     assert [event.sequence for event in found] == [2, 3, 4, 5]
+
+
+def test_of_spooled_samples_those_of_the_loss_that_are_not_known_are_read(tmp_path: Path, make) -> None:
+    root = samples_dir(str(tmp_path))
+    root.mkdir()
+    for first in (0, 10, 20):
+        told = [make.sample(step, rank=rank) for step in range(first + 1, first + 11) for rank in (0, 1)]
+        (root / f"g1-{first:09d}.jsonl").write_text("".join(one.to_json() + "\n" for one in told))
+    (root / "g2-000000000.jsonl").write_text(make.sample(99).to_json() + "\n")
+    missed = read_samples(str(tmp_path), generation=1, after=make.sample(14))
+    assert [(one.rank, one.step) for one in missed] == [(0, step) for step in range(15, 31)]
+    assert len(read_samples(str(tmp_path), generation=2, after=None)) == 1
+    assert read_samples(str(tmp_path / "nothing"), generation=1, after=None) == ()

@@ -10,6 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
+from orchestrator.draft import Transition
 from orchestrator.errors import IdempotencyConflictError, JobNotFoundError, StaleVersionError, StoreError
 from orchestrator.gang import Gang
 from orchestrator.job import GenerationState, JobState
@@ -18,7 +19,7 @@ from orchestrator.job_queries import JobQuery, LossPoint
 from orchestrator.store import Store
 from orchestrator.store.tables import jobs, metadata
 from orchestrator.store.unit import LOSS_POINTS
-from orchestrator.transition import Transition, transition
+from orchestrator.transition import transition
 from workers.contract.events import EventKind
 
 NOW = datetime(2026, 3, 1, 13, tzinfo=UTC)

@@ -1,6 +1,5 @@
 """Every state x every input."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,13 +12,16 @@ from orchestrator.job_inputs import (
     Granted,
     Input,
     Lost,
+    PauseRequested,
     Released,
     Reported,
+    ResumeRequested,
+    RetryRequested,
     Submitted,
     Waits,
 )
 from orchestrator.transition import transition
-from workers.contract.events import Event, EventKind
+from workers.contract.events import EventKind
 from workers.contract.failure import FailureClass
 from workers.contract.report import Report
 from workers.contract.restart import Counters
@@ -54,6 +56,11 @@ def jobs(make) -> dict[str, Job]:
         "cancelling granted": having(JobState.STARTING, GenerationState.GRANTED, desired="cancel"),
         "cancelling": having(JobState.RUNNING, submitted, desired="cancel"),
         "cancelling ended": having(JobState.RUNNING, ended, desired="cancel"),
+        "pausing granted": having(JobState.DRAINING, GenerationState.GRANTED, desired="pause"),
+        "pausing": having(JobState.DRAINING, submitted, desired="pause", reason="paused by ada"),
+        "pausing ended": having(JobState.DRAINING, ended, desired="pause", reason="paused by ada"),
+        "paused": having(JobState.PAUSED, released, desired="pause"),
+        "resumed too early": having(JobState.DRAINING, submitted),
         "succeeded": having(JobState.SUCCEEDED, ended),
         "failed": having(JobState.FAILED, ended),
         "failed released": having(JobState.FAILED, released),
@@ -78,19 +85,30 @@ def inputs(make) -> dict[str, Input]:
         "says failed": reported("failed", verdict=make.verdict()),
         "says stopped": reported("stopped"),
         "says not placed": reported("not_placed"),
+        "says drained": reported("drained"),
         "old says running": reported("running", number=0),
         "loss": Lost(generation=1, verdict=make.verdict(FailureClass.DRIVER_LOST)),
         "old loss": Lost(generation=0, verdict=make.verdict(FailureClass.DRIVER_LOST)),
         "release": Released(generation=1),
         "cancel": CancelRequested(by="ada"),
+        "pause": PauseRequested(by="ada"),
+        "resume": ResumeRequested(by="ada"),
+        "retry": RetryRequested(by="ada"),
         "break": Broken(reason="ValueError: x"),
     }
 
 
 # situation -> input -> state afterwards; an input that is not named changes nothing but a reason.
 CHANGES: dict[str, dict[str, JobState]] = {
-    "queued": {"grant": JobState.STARTING, "cancel": JobState.CANCELLED, "break": JobState.FAILED},
+    "queued": {
+        "grant": JobState.STARTING,
+        "cancel": JobState.CANCELLED,
+        "pause": JobState.PAUSED,
+        "break": JobState.FAILED,
+    },
     "granted": {
+        "pause": JobState.DRAINING,
+        "says drained": JobState.QUEUED,
         "says running": JobState.RUNNING,
         "says recovering": JobState.RECOVERING,
         "says finished": JobState.SUCCEEDED,
@@ -101,6 +119,8 @@ CHANGES: dict[str, dict[str, JobState]] = {
         "break": JobState.FAILED,
     },
     "starting": {
+        "pause": JobState.DRAINING,
+        "says drained": JobState.QUEUED,
         "says running": JobState.RUNNING,
         "says recovering": JobState.RECOVERING,
         "says finished": JobState.SUCCEEDED,
@@ -111,6 +131,8 @@ CHANGES: dict[str, dict[str, JobState]] = {
         "break": JobState.FAILED,
     },
     "running": {
+        "pause": JobState.DRAINING,
+        "says drained": JobState.QUEUED,
         "says starting": JobState.RECOVERING,
         "says recovering": JobState.RECOVERING,
         "says finished": JobState.SUCCEEDED,
@@ -121,15 +143,22 @@ CHANGES: dict[str, dict[str, JobState]] = {
         "break": JobState.FAILED,
     },
     "recovering": {
+        "pause": JobState.DRAINING,
+        "says drained": JobState.QUEUED,
         "says running": JobState.RUNNING,
         "says finished": JobState.SUCCEEDED,
         "says failed": JobState.FAILED,
         "says not placed": JobState.QUEUED,
         "break": JobState.FAILED,
     },
-    "lost": {"break": JobState.FAILED},
-    "to restart": {"cancel": JobState.CANCELLED, "break": JobState.FAILED},
-    "not placed": {"grant": JobState.STARTING, "cancel": JobState.CANCELLED, "break": JobState.FAILED},
+    "lost": {"pause": JobState.DRAINING, "break": JobState.FAILED},
+    "to restart": {"pause": JobState.PAUSED, "cancel": JobState.CANCELLED, "break": JobState.FAILED},
+    "not placed": {
+        "grant": JobState.STARTING,
+        "cancel": JobState.CANCELLED,
+        "pause": JobState.PAUSED,
+        "break": JobState.FAILED,
+    },
     "cancelling granted": {
         "release": JobState.CANCELLED,
         "says finished": JobState.SUCCEEDED,
@@ -137,6 +166,32 @@ CHANGES: dict[str, dict[str, JobState]] = {
     },
     "cancelling": {"says finished": JobState.SUCCEEDED, "break": JobState.FAILED},
     "cancelling ended": {"release": JobState.CANCELLED, "break": JobState.FAILED},
+    "pausing granted": {
+        "release": JobState.PAUSED,
+        "resume": JobState.STARTING,
+        "says finished": JobState.SUCCEEDED,
+        "says failed": JobState.FAILED,
+        "break": JobState.FAILED,
+    },
+    "pausing": {
+        "says finished": JobState.SUCCEEDED,
+        "says failed": JobState.FAILED,
+        "break": JobState.FAILED,
+    },
+    "pausing ended": {"release": JobState.PAUSED, "resume": JobState.QUEUED, "break": JobState.FAILED},
+    "paused": {"cancel": JobState.CANCELLED, "resume": JobState.QUEUED, "break": JobState.FAILED},
+    "resumed too early": {
+        "says drained": JobState.QUEUED,
+        "says not placed": JobState.QUEUED,
+        "says stopped": JobState.RECOVERING,
+        "loss": JobState.RECOVERING,
+        "says finished": JobState.SUCCEEDED,
+        "says failed": JobState.FAILED,
+        "break": JobState.FAILED,
+    },
+    "failed": {"retry": JobState.QUEUED},
+    "failed released": {"retry": JobState.QUEUED},
+    "cancelled": {"retry": JobState.QUEUED},
 }
 
 
@@ -160,7 +215,7 @@ def test_what_has_ended_changes_no_more_but_for_its_release(
             after = transition(jobs[situation], happened, now=NOW).job
             if name == "release":
                 assert not after.holds_resources
-            else:
+            elif name != "retry":
                 assert after is jobs[situation], (situation, name)
 
 
@@ -277,18 +332,18 @@ def test_progress_is_kept_and_the_start_of_a_later_generation_does_not_take_it_b
     assert transition(job, Reported(report=again), now=NOW).job.step == 7
 
 
-def test_a_job_recovers_from_what_failed_last_and_not_from_what_an_earlier_generation_met(jobs, make) -> None:
-    verdict = make.verdict(FailureClass.RANK_LOST)
-    failed = Event(
-        kind=EventKind.ROUND_FAILED,
-        generation=1,
-        sequence=3,
-        at=NOW,
-        message=verdict.summary,
-        data={"verdict": verdict.model_dump(mode="json")},
-    )
-    told = {"job_id": "j1", "generation": 1, "phase": "recovering", "step": 7, "world_size": 2}
-    report = Report.model_validate({**told, "counters": Counters(), "events": [failed]})
-    earlier = replace(jobs["running"], verdict=make.verdict(FailureClass.NOT_PLACED))
-    after = transition(earlier, Reported(report=report), now=NOW).job
-    assert (after.state, after.verdict, after.reason) == (JobState.RECOVERING, verdict, verdict.summary)
+def test_a_generation_never_names_the_failure_of_an_older_one_as_its_own(jobs: dict[str, Job], make) -> None:
+    """What made this generation begin is over once it has trained: its next failure is told when its driver tells it."""
+
+    def recovering(**more: object) -> Reported:
+        told = {"job_id": "j1", "generation": 1, "phase": "recovering", "step": 7, "world_size": 2}
+        return Reported(report=Report.model_validate({**told, "counters": Counters(), **more}))
+
+    old = make.verdict(FailureClass.DRIVER_LOST)
+    job = transition(jobs["running"].evolve(verdict=old), recovering(), now=NOW).job
+    assert (job.state, job.reason) == (JobState.RECOVERING, "")
+    new = make.verdict(FailureClass.HANG).model_copy(update={"summary": "hang: rank 1 on n1 has not moved"})
+    failed = make.event(4, EventKind.ROUND_FAILED, data={"verdict": new.model_dump(mode="json")})
+    job = transition(job, recovering(events=[failed]), now=NOW).job
+    assert (job.reason, job.verdict) == (new.summary, new)
+    assert transition(job, recovering(), now=NOW).job.reason == new.summary, "until it runs again"

@@ -135,6 +135,7 @@ class DeepSpeedEngine:
         self._partitions.publish(self._files.opened)
         for frozen in self._laid_out.frozen.values():
             frozen.publish()
+        self._laid_out.forget_copies()
 
     def memory(self) -> Mapping[str, int]:
         """See `Engine`. Masters count as optimizer state: forward reads DeepSpeed's own copy of them."""

@@ -62,6 +62,12 @@ class LaidOut:
             return [p.ds_tensor for p in self.module.parameters()]  # type: ignore[attr-defined]
         return [p.detach() for p in self.module.parameters()]
 
+    def forget_copies(self) -> None:
+        """Let hpZ copy every part anew within its group: of what is frozen DeepSpeed keeps its first copy for ever."""
+        if self.is_cut:
+            for parameter in self.module.parameters():
+                parameter.ds_secondary_tensor = None  # type: ignore[attr-defined]
+
 
 class Cutter(Protocol):
     """What cuts a whole parameter into this rank's part, in place: stage 3."""
