@@ -8,8 +8,8 @@ from typing import Any, Final, get_args
 
 from workers.progress import Phase, Progress
 
-BOARD_SIZE: Final = 8  # 64-bit integers, in this order:
-_PHASE, _STEP, _SINCE, _USUAL, _COLLECTIVES, _NEXT, _LEAVE, _NOTICE = range(BOARD_SIZE)
+BOARD_SIZE: Final = 9  # 64-bit integers, in this order:
+_PHASE, _STEP, _SINCE, _USUAL, _COLLECTIVES, _NEXT, _LEAVE, _NOTICE, _HANDLES = range(BOARD_SIZE)
 _GO, _HOLD, _AFTER = range(3)  # what _LEAVE says; _AFTER + n: leave once n steps are finished
 _HOLD_LOOK_SECONDS: Final = 0.002
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
@@ -29,6 +29,7 @@ class Reading:
     usual_step_ns: int  # mean over the last steps; 0 while the rank warms up
     collectives: int  # issued so far, all process groups together, a second old at most while the rank runs
     is_told_to_leave: bool = False  # it got SIGTERM
+    handles_sigterm: bool = False  # by a handler of the user's own, which knows best; a second old at most
 
 
 class BoardProgress(Progress):
@@ -49,6 +50,10 @@ class BoardProgress(Progress):
     def count_collectives(self, issued: int) -> None:
         """Write down how many collectives this rank has issued. From any thread."""
         self._board[_COLLECTIVES] = issued
+
+    def tell_handler(self, is_the_users: bool) -> None:
+        """Write down whose handler SIGTERM would call. From any thread."""
+        self._board[_HANDLES] = int(is_the_users)
 
     def tell_notice(self) -> None:
         """Write down that this process was told to leave. Safe in a signal handler."""
@@ -110,4 +115,5 @@ def read_board(board: Any) -> Reading:
         usual_step_ns=int(board[_USUAL]),
         collectives=int(board[_COLLECTIVES]),
         is_told_to_leave=bool(board[_NOTICE]),
+        handles_sigterm=bool(board[_HANDLES]),
     )

@@ -1,9 +1,10 @@
-"""What a rank shows of itself while it cannot speak: collectives it has issued, and its stacks when it is asked."""
+"""What a rank shows of itself while it cannot speak: collectives it has issued, who heeds SIGTERM, its stacks when asked."""
 
 import faulthandler
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
@@ -19,10 +20,11 @@ def show_stacks_when_asked() -> None:
     faulthandler.register(STACKS_SIGNAL, all_threads=True, chain=False)
 
 
-def heed_notice(progress: BoardProgress) -> None:
+def heed_notice(progress: BoardProgress) -> Callable[[], bool]:
     """Take SIGTERM for a notice: training goes on until all ranks leave together. The user's own handler replaces this.
 
-    What is forked from here is not meant by it: there SIGTERM ends the process, as it does everywhere else.
+    What is forked from here is not meant by it: there SIGTERM ends the process, as it does everywhere else. Returns what
+    tells, at any time and from any thread, whether the user's own has replaced this.
     """
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
@@ -35,18 +37,26 @@ def heed_notice(progress: BoardProgress) -> None:
     signal.signal(signal.SIGTERM, handle)
     os.register_at_fork(after_in_child=forget)
 
+    def is_replaced() -> bool:
+        now = signal.getsignal(signal.SIGTERM)
+        return callable(now) and now is not handle
 
-def count_collectives(progress: BoardProgress) -> None:
-    """Keep the count on the board up to date from a thread of its own, as long as the process lives.
+    return is_replaced
 
-    A rank that hangs has issued fewer than those that wait for it. Costs a few microseconds a second.
+
+def keep_board(progress: BoardProgress, has_own_handler: Callable[[], bool]) -> None:
+    """Keep the board up to date from a thread of its own, as long as the process lives.
+
+    It tells the collectives issued, for a rank that hangs has issued fewer than those that wait for it, and whether the
+    user's code handles SIGTERM itself. Costs a few microseconds a second.
     """
-    threading.Thread(target=_count, args=(progress,), name="pulse", daemon=True).start()
+    threading.Thread(target=_keep, args=(progress, has_own_handler), name="pulse", daemon=True).start()
 
 
-def _count(progress: BoardProgress) -> None:
+def _keep(progress: BoardProgress, has_own_handler: Callable[[], bool]) -> None:
     pause = threading.Event()
     while not pause.wait(_LOOK_SECONDS):
+        progress.tell_handler(has_own_handler())
         progress.count_collectives(collectives_issued())
 
 

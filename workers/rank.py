@@ -25,7 +25,7 @@ from workers.contract.rundir import rank_log
 from workers.guard import end_with_parent
 from workers.loop import train
 from workers.progress import Progress
-from workers.pulse import count_collectives, heed_notice, show_stacks_when_asked
+from workers.pulse import heed_notice, keep_board, show_stacks_when_asked
 from workers.world import join_world
 
 TRACE_IMPORTS: Final = (
@@ -54,23 +54,30 @@ def rank_main(order_json: str, conn: Connection, board: Any) -> None:
     _redirect_output(order)
     faulthandler.enable()
     show_stacks_when_asked()
-    os.environ.update(
-        order.environment,
-        RANK=str(order.rank),  # what training code everywhere asks for
-        LOCAL_RANK="0"
-        if order.request.gpus_per_worker
-        else str(order.local_rank),  # a device's index: it sees its own
-        WORLD_SIZE=str(order.world_size),
-    )
+    os.environ.update(order.environment, **place_of(order))
     sys.path[:0] = [entry for entry in order.sys_path if entry not in sys.path]
     progress = BoardProgress(board)
-    count_collectives(progress)
-    heed_notice(progress)
+    keep_board(progress, heed_notice(progress))
     code = run(order, _Speaker(conn), progress)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
     os._exit(code)  # no tear-down: with a peer gone it could hang, and the agent ends what is left
+
+
+def place_of(order: RankOrder) -> dict[str, str]:
+    """Return what training code everywhere looks for, as its launcher would set it.
+
+    Local ranks are indices of devices, and with a GPU each rank sees its own alone. No MASTER_ADDR: nothing of
+    torch.distributed's listens there, the process group is made already.
+    """
+    has_own_device = order.request.gpus_per_worker > 0
+    return {
+        "RANK": str(order.rank),
+        "WORLD_SIZE": str(order.world_size),
+        "LOCAL_RANK": "0" if has_own_device else str(order.local_rank),
+        "LOCAL_WORLD_SIZE": "1" if has_own_device else str(order.local_world_size),
+    }
 
 
 def run(order: RankOrder, emit: Callable[[RankMessage], None], progress: Progress) -> int:

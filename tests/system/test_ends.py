@@ -1,5 +1,7 @@
 """How jobs end: cancelled in every state, failed by user code, waiting with a reason; and nothing of them is left."""
 
+from pathlib import Path
+
 import pytest
 from live_yard import LiveYard, llama, user_task, wait_until
 
@@ -57,15 +59,18 @@ def test_what_the_cluster_can_never_hold_is_said_and_does_not_block_the_queue(cl
     cancel(clean_yard, huge)
 
 
-def test_cancel_works_while_a_job_starts_runs_and_recovers(clean_yard: LiveYard):
+def test_cancel_works_while_a_job_starts_runs_and_recovers(clean_yard: LiveYard, tmp_path: Path):
+    """B128: a handler of SIGTERM that training code brings along has its chance."""
     starting = clean_yard.submit(llama("starting"))
     clean_yard.wait(starting, lambda job: job.state == "starting", "starting")
     cancel(clean_yard, starting)
 
-    running = clean_yard.submit(llama("running", steps=5_000))
+    minds = user_task("running", steps=5_000, seconds=0.02, leaves=True, note=str(tmp_path / "note"))
+    running = clean_yard.submit(minds.replace("misbehave:make", "own_handler:make"))
     clean_yard.wait(running, lambda job: job.state == "running" and job.step > 0, "running")
     ended = cancel(clean_yard, running)
     assert "a test" in ended.reason
+    assert [(tmp_path / f"note.{rank}").read_text() for rank in range(2)] == ["signal 15"] * 2
 
     recovering = clean_yard.submit(llama("recovering", steps=5_000))
     clean_yard.wait(recovering, lambda job: job.state == "running" and job.step > 10, "running")

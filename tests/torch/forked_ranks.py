@@ -113,6 +113,7 @@ class Round:
             rank=rank,
             world_size=2,
             local_rank=rank,
+            local_world_size=2,
             node=NODE,
             device="cpu",
             network_interface="lo",

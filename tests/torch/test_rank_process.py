@@ -11,7 +11,9 @@ from forked_ranks import Round, llama, misbehaving, warm_server
 
 from workers.agent.forkserver import WarmForkserver
 from workers.agent.messages import Stalled
+from workers.board import read_board
 from workers.checkpointing import catalog
+from workers.contract.config import TrainingConfig
 from workers.contract.failure import FailureClass
 from workers.contract.rank_messages import Done, Left, Measured, Ready
 from workers.driver.drain import last_step
@@ -97,17 +99,50 @@ def test_a_signal_is_told_with_phase_and_step(server, tmp_path):
     assert "killed by signal 11" in verdict.summary
 
 
+def own_handler(**args) -> TrainingConfig:
+    config = misbehaving(**args)
+    return config.model_copy(update={"model": config.model.model_copy(update={"target": "own_handler:make"})})
+
+
 def test_the_users_own_signal_handler_is_left_in_place(server, tmp_path):
     """B128: it runs, training goes on, and what is saved is published."""
     note = tmp_path / "note"
-    config = misbehaving(do="signals_itself", rank=1, steps=6, every_steps=2, note=str(note))
-    model = config.model.model_copy(update={"target": "own_handler:make"})
-    both = Round(server, tmp_path, config.model_copy(update={"model": model}))
+    both = Round(
+        server, tmp_path, own_handler(do="signals_itself", rank=1, steps=6, every_steps=2, note=str(note))
+    )
     both.wait_for_all()
     both.end()
-    assert note.read_text() == "signal 15"
+    assert Path(f"{note}.1").read_text() == "signal 15"
     assert [type(said[-1]) for said in both.said] == [Done, Done], both.log(1)
     assert sorted(m.checkpoint.step for m in catalog.published(str(tmp_path))) == [2, 4, 6]
+
+
+def test_a_rank_that_handles_sigterm_leaves_in_its_own_way_when_it_is_asked(server, tmp_path):
+    """B128: the handler runs, and the rank has its grace."""
+    note = tmp_path / "note"
+    both = Round(server, tmp_path, own_handler(leaves=True, seconds=0.05, steps=10_000, note=str(note)))
+    both.wait(lambda: both.ranks[1].ask_to_end(60.0), "that it has a handler of its own is known")
+    assert both.ranks[1].is_gone
+    endings = both.end(ordered=(1,))
+    assert Path(f"{note}.1").read_text() == "signal 15"
+    assert (endings[1].exit_code, endings[1].signal) == (5, None)
+
+
+def test_a_rank_that_goes_on_after_sigterm_is_killed_and_one_without_a_handler_is_not_asked(server, tmp_path):
+    """B128."""
+    note = tmp_path / "note"
+    both = Round(server, tmp_path, own_handler(seconds=0.05, steps=10_000, note=str(note)))
+    both.wait(lambda: both.ranks[0].ask_to_end(0.5), "that it has a handler of its own is known")
+    assert not both.ranks[0].is_gone
+    both.wait(lambda: Path(f"{note}.0").exists(), "the handler's note")
+    endings = both.end(ordered=(0, 1))
+    assert endings[0].signal == signal.SIGKILL
+
+    plain = Round(server, tmp_path, misbehaving(seconds=0.05, steps=10_000), number=1)
+    plain.wait(lambda: read_board(plain.ranks[0]._board).collectives > 0, "the first beat of its pulse")
+    assert not plain.ranks[0].ask_to_end(60.0)
+    assert not plain.ranks[0].is_told_to_leave
+    plain.end(ordered=(0, 1))
 
 
 def test_running_out_of_memory_is_told_apart(server, tmp_path):
@@ -121,7 +156,7 @@ def test_the_specs_environment_is_there_when_user_code_is_imported(server, tmp_p
     both.wait_for_all()
     both.end()
     for rank in range(2):
-        assert "env value-from-the-spec" in both.log(rank)
+        assert f"env value-from-the-spec place {rank} {rank} 2 2 call" in both.log(rank)
 
 
 def test_odd_bytes_do_not_end_a_log(server, tmp_path):

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 AT_IMPORT = os.environ.get("FROM_THE_SPEC", "unset")
+PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+PLACE_AT_IMPORT = " ".join(os.environ.get(name, "unset") for name in PLACE)
 
 
 class Rows:
@@ -53,7 +55,8 @@ class Misbehaving:
         return Rows()
 
     def loss_sum(self, module, batch):
-        print(f"rank {os.environ['RANK']} pid {os.getpid()} env {AT_IMPORT} call {self.calls}")
+        place = f"env {AT_IMPORT} place {PLACE_AT_IMPORT}"
+        print(f"rank {os.environ['RANK']} pid {os.getpid()} {place} call {self.calls}")
         time.sleep(self.seconds)
         if dist.get_rank() == self.rank and self.calls == self.step and self._is_due():
             getattr(self, self.do)()

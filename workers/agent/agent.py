@@ -36,6 +36,7 @@ class Seat:
     rank: int
     world_size: int
     local_rank: int
+    local_world_size: int  # agents of the attempt on this node
     node: str  # address
     node_id: str
     device: str
@@ -145,7 +146,9 @@ class Agent:
         return self._obey(order)
 
     def _obey(self, order: RoundOrder) -> bool:
-        if order.action != "run" or order.round != self._begun:
+        if order.action == "stop":
+            self._end_rank(ordered=True, grace_seconds=self._request.config.runtime.grace_seconds)
+        elif order.action != "run" or order.round != self._begun:
             self._end_rank(ordered=True)
         if order.action == "run" and order.round != self._begun:
             self._begun = order.round
@@ -169,6 +172,7 @@ class Agent:
             rank=self._seat.rank,
             world_size=self._seat.world_size,
             local_rank=self._seat.local_rank,
+            local_world_size=self._seat.local_world_size,
             node=self._seat.node,
             device=self._seat.device,
             network_interface=self._seat.network_interface,
@@ -210,18 +214,22 @@ class Agent:
                 at_once=not is_routine,
             )
 
-    def _end_rank(self, *, ordered: bool) -> None:
-        """End the rank if there is one, with everything that descends from it, and say how it ended."""
+    def _end_rank(self, *, ordered: bool, grace_seconds: float = 0.0) -> None:
+        """End the rank if there is one, with everything that descends from it, and say how it ended.
+
+        How it leaves within its grace is what it was asked for, and no failure.
+        """
         rank, self._rank = self._rank, None
         if rank is None:
             return
+        was_asked = rank.failed is None and rank.ask_to_end(grace_seconds)
         rank.end(spare=(self._store.pid,) if self._store is not None else ())
         self._pass_on(rank)
         self._postbox.tell(
             Ended(
                 rank=self._seat.rank,
                 round=rank.order.round.round,
-                ending=rank.ending(ordered=ordered and rank.failed is None),
+                ending=rank.ending(ordered=ordered and (was_asked or rank.failed is None)),
             ),
             at_once=True,
         )

@@ -105,6 +105,17 @@ class RankProcess:
             process_state=_state_of(self.pid),
         )
 
+    def ask_to_end(self, seconds: float) -> bool:
+        """Give a SIGTERM handler of the user's own its chance, and the rank `seconds` to leave by itself.
+
+        False for a rank without one, which is not asked: to ours SIGTERM is a notice, and it would train on.
+        """
+        if seconds <= 0 or self.is_gone or not read_board(self._board).handles_sigterm:
+            return False
+        os.kill(self.pid, signal.SIGTERM)
+        wait([self.sentinel], timeout=seconds)
+        return True
+
     @property
     def is_told_to_leave(self) -> bool:
         """Whether it got SIGTERM."""

@@ -121,6 +121,7 @@ def _take_seat(request: LaunchRequest) -> Seat:
         rank=context.get_world_rank(),
         world_size=context.get_world_size(),
         local_rank=context.get_local_rank(),
+        local_world_size=context.get_local_world_size(),
         node=node,
         node_id=ray.get_runtime_context().get_node_id(),
         device="cuda:0" if request.gpus_per_worker else "cpu",  # Ray shows each worker only its own

@@ -30,7 +30,7 @@ from workers.contract.data_config import (
 from workers.contract.deepspeed_raw import SAME, RawReading, read_raw
 from workers.contract.engine_config import Engine, Offload, Prefetch
 from workers.contract.model_config import EnvironmentName, HfModel, LlamaModel, LlamaSize, Lora, TaskModel
-from workers.contract.numbers import NonNegativeInt, PositiveFloat, PositiveInt
+from workers.contract.numbers import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from workers.contract.train_config import Batch, LossScale, Optimizer, Precision, Schedule, Train
 
 __all__ = [
@@ -156,10 +156,15 @@ class Failure(Strict):
 
 
 class Runtime(Strict):
-    """What the ranks need around them. Values of `env` are visible to whoever sees the job: no secrets."""
+    """What the ranks need around them. Values of `env` are visible to whoever sees the job: no secrets.
+
+    A rank that handles SIGTERM itself gets it when its job is cancelled or its workers are given back, and SIGKILL
+    `grace_seconds` later; any other rank ends at once.
+    """
 
     env: Mapping[EnvironmentName, str] = Field(default_factory=dict)
     working_dir: str | None = None  # a directory that is shipped to every node and put on sys.path
+    grace_seconds: Annotated[NonNegativeFloat, Field(le=10)] = 5.0  # the driver waits longer for its workers
 
 
 class TrainingConfig(Strict):

@@ -80,6 +80,7 @@ class RankOrder(Message):
     rank: int
     world_size: int
     local_rank: int
+    local_world_size: int = 1  # ranks of the round on this node
     node: str
     device: str  # "cpu" or "cuda:<index>"
     network_interface: str
