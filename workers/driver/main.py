@@ -14,10 +14,12 @@ from workers.driver.attempt import Attempt
 from workers.driver.driver import Driver, stop_by
 from workers.driver.effects import Input, StopAsked
 from workers.driver.grant import GrantWatch
+from workers.driver.remains import wait_for_the_end
 from workers.driver.reporter import Listener, Reporter, logging_to
 from workers.driver.requests import take_charge
 from workers.driver.state import Outcome
 
+_WORKERS_END_SECONDS: Final = 10.0  # Ray kills them at once; this is for a machine that is busy
 _LAST_WORD_SECONDS: Final = 600.0  # an orchestrator that is away for longer starts another generation
 
 
@@ -30,6 +32,7 @@ def drive_job(environment: Mapping[str, str]) -> int:
     ray.init(log_to_driver=False)
     outcome, delivered = drive(request, token=environment.get(REPORT_TOKEN_ENV, ""))
     ray.shutdown()
+    wait_for_the_end(request.job_id, seconds=_WORKERS_END_SECONDS)
     return 0 if delivered and outcome.phase != "lost" else 1
 
 
