@@ -68,9 +68,8 @@ def test_five_kills_are_survived_and_every_log_is_kept(run: Run):
     for number in range(6):
         pids = run.rank_pids(number + 1)
         for rank, pid in pids.items():
-            assert f"rank {rank} pid {pid} env value-from-the-spec call 0" in run.log(
-                round_=number, rank=rank
-            )
+            log = run.log(round_=number, rank=rank)
+            assert f"rank {rank} pid {pid} env value-from-the-spec place {rank} {rank} 2 2 call 0" in log
 
 
 def test_an_exception_of_user_code_ends_the_job_with_its_traceback(run: Run):
